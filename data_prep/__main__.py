@@ -33,7 +33,7 @@ from data_prep.parts import parse_options, show_lists
 from data_prep.raw import DataSet, ReadOptions, Source, Tally
 from data_prep.shifts import LABEL_NOISE, SHIFT, shifted, with_label_noise
 from data_prep.writer import check_numbers, join_team, write_shards
-from fedmpi.common.errors import MissingFiles, UserError
+from fedmpi.common.errors import UserError
 from fedmpi.common.files import named_folder
 from fedmpi.common.registry import Component, resolve
 from fedmpi.common.streams import Purpose, Streams
@@ -268,7 +268,7 @@ def check_job(job: Job) -> None:
     check_folder(job.out, job.overwrite)
     _locate(data, job)  # last, since missing files need not stop the other checks
     if job.raw is not None and job.raw.is_dir() and os.access(job.raw, os.R_OK) and not any(job.raw.iterdir()):
-        raise MissingFiles(f"--raw {job.raw} is empty; it must name {data.files}")
+        raise UserError(f"--raw {job.raw} is empty; it must name {data.files}")
 
 
 def _checked(job: Job) -> tuple[DataSet, ReadOptions, Component, dict[Component, dict[str, Any]]]:
@@ -305,7 +305,7 @@ def _locate(data: DataSet, job: Job) -> Path | None:
         alternative = " or --download" if data.sources else ""
         raise UserError(f"where is {data.name}? give --raw {kind}{alternative}; --raw names {data.files}{page}")
     if not job.raw.exists():
-        raise MissingFiles(f"--raw {job.raw} does not exist; it must name {data.files}{page}")
+        raise UserError(f"--raw {job.raw} does not exist; it must name {data.files}{page}")
     return job.raw
 
 

@@ -161,12 +161,9 @@ def sweep(
     ] = None,
     index: Annotated[int | None, typer.Option("--index", metavar="I", help="Only this run, from 0 on.")] = None,
     jobs: Annotated[int, typer.Option("--jobs", metavar="N", min=1, help="Runs at work at the same time.")] = 1,
-    ranks: Annotated[int | None, typer.Option("--ranks", metavar="R", help="Ranks of every run.")] = None,
+    ranks: Annotated[int, typer.Option("--ranks", metavar="R", min=1, help="Ranks of every run.")] = 1,
     prepare_only: Annotated[bool, typer.Option("--prepare", help="Only prepare the shards.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check and list the runs.")] = False,
-    mix_sources: Annotated[
-        bool, typer.Option("--mix-sources", help="Start runs although others ran with another source of a component.")
-    ] = False,
 ) -> int:
     """Run all runs of a sweep file. If you repeat the command, the sweep resumes.
 
@@ -191,22 +188,20 @@ def sweep(
     interrupt: Interrupt | None = context.obj
     stop = interrupt.asked if interrupt else lambda: False
     if dry_run:
-        runner.show_plan(planned, runs, *runner.look_over(planned, runs))
+        runner.show_plan(planned, runs)
+        runner.unfinished(planned, runs)
         return 0
     if prepare_only:
-        runner.check_runs(planned, runs)  # before anything in them is changed
-        code = runner.prepare_shards(runs, runner.show_line, stop)
+        prepared = runner.prepare_shards(runner.unfinished(planned, runs), runner.show_line, stop)
         runner.write_notes(runs)
         print(*(f"run in {run.folder}" for run in runs), sep="\n", flush=True)
-        return code
-    runner.refuse_mixed_sources(planned, runs, mix_sources)
+        return 0 if prepared else STOPPED_AFTER_SAVING
     if launched:
         [run] = runs
-        if runner.look(run) == "finished":
+        if runner.is_finished(run):
             if world_rank() in (0, None):
                 print(f"{run.folder} holds the finished run")
             return 0
-        runner.refuse_unprepared(run, planned)
         if world_rank() in (0, None):
             runner.write_notes(runs)
         return _train(interrupt, run.config, run.folder, resume=True)
@@ -234,7 +229,7 @@ def compare(
 ) -> None:
     """Compare runs over seeds, with corrected confidence intervals.
 
-    Runs on other data are not compared with one another; unfinished and failed runs are listed.
+    Runs on other data are not compared with one another; unfinished runs are listed.
 
     Example: fedmpi compare runs/sweep --reference FedAvg --target 0.9
     """
@@ -245,7 +240,7 @@ def compare(
         if path is not None and not names_a_file(path):
             raise UserError(f"cannot write {path}. Name a file in a folder that is there")
     keys = [key.strip() for key in by.split(",") if key.strip()] if by else []
-    comparison = compare_runs(read_runs(find_runs(runs, planned=True)), keys, metric, target, reference, last)
+    comparison = compare_runs(read_runs(find_runs(runs)), keys, metric, target, reference, last)
     print_comparison(comparison, console())
     for path, text in ((csv, as_csv), (latex, as_latex)):
         if path is not None:

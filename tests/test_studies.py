@@ -24,6 +24,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import fedmpi
 from data_prep.__main__ import run as data_prep
 from fedmpi import cli
+from fedmpi.sweeps.plan import plan_sweep
+from fedmpi.sweeps.run import other_sources
 
 SMALL: dict[str, Any] = {
     "rounds": 1,
@@ -138,8 +140,7 @@ def test_runs_of_an_edited_component_are_separate_groups(what: str, home: Path, 
         for seed in range(3)
     }
     assert run.folder is not None and sums["seed0"] == sums["seed1"] != sums["seed2"]
-    note = rf"^(.* note )?{file} of clients.sampler = own_study.sampler:first "
-    note += rf"differs .*{sums['seed0']} in seed0, seed1; "
+    note = rf"^(.* note )?{file} differs .*{sums['seed0']} in seed0, seed1; "
     note += rf"{sums['seed2']} in seed2"
     said = command("compare", "runs", "--csv", "table.csv")
     rows = Path("table.csv").read_text().splitlines()[1:]
@@ -161,7 +162,7 @@ def test_a_report_shows_runs_of_an_edited_component_apart(home: Path, command: C
         edit(home / "own_study/sampler.py", "np.arange(", f"np.arange({seed} + ")
     command("report", "runs", "--out", "report.html")
     page = Path("report.html").read_text()
-    assert "own_study/sampler.py of clients.sampler = own_study.sampler:first differs" in page
+    assert "own_study/sampler.py differs" in page
     assert len(set(re.findall(r'"label":"(own_study/sampler.py = [^"]*)"', page))) == 2
 
 
@@ -189,34 +190,22 @@ SWEEP = {
 }
 
 
-def test_a_sweep_asks_before_it_mixes_sources(home: Path, command: Callable[..., Said]) -> None:
-    Path("study.toml").write_text(tomli_w.dumps(SWEEP))
-    common = {**{key: value for key, value in SWEEP.items() if key != "sweep"}, **SWEEP["sweep"]["run"][0]}
-    del common["name"]
-    common["clients"] = {"count": 3, "sampler": common.pop("clients.sampler")}
+def test_a_sweep_notes_that_its_runs_have_other_sources(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    common = {**{key: value for key, value in SWEEP.items() if key != "sweep"}, "clients": {"count": 3}}
+    common["clients"]["sampler"] = "own_study.sampler:first"
     fedmpi.run(common, out="runs/study/own,seed=0")
-    (home / "own_study/late.py").write_text("")
-    with forgotten(), pytest.raises(fedmpi.ComponentFailure, match="FACTOR"):
-        fedmpi.run({**common, "seed": 1}, out="runs/study/own,seed=1")
-    (home / "own_study/late.py").write_text(FILES["own_study/late.py"])
     edit(home / "own_study/helper.py", "STEP = 1", "STEP = 2")
     with forgotten():
-        said = command("sweep", "study.toml")
-        assert said.code == 2
-        sentence = "own_study/helper.py of clients.sampler = own_study.sampler:first is not the file that "
-        sentence += "own,seed=0 ran with. Choose another --out, or add --mix-sources"
-        assert said.text.startswith(sentence), said.text
-        with pytest.raises(fedmpi.UserError, match="is not the file that own,seed=0 ran with"):
-            fedmpi.sweep("study.toml")
-        assert command("sweep", "study.toml", "--index", 0).code == 0, "nothing is started"
-        assert command("sweep", "study.toml", "--mix-sources").code == 0
-        assert "Those runs are separate groups" in command("compare", "runs").text
-        kept = Path("runs/study/own,seed=1/plugins/own_study")
-        assert all(
-            (kept / name).read_text() == (home / "own_study" / name).read_text() for name in ("late.py", "helper.py")
-        )
-        edit(home / "own_study/helper.py", "STEP = 2", "STEP = 3")
-        assert command("sweep", "study.toml").code == 0, "all runs are finished"
+        planned = plan_sweep(SWEEP, Path("runs/study"))
+        note = "own_study/helper.py is not the file that own,seed=0 ran with. `fedmpi compare` keeps such runs apart"
+        assert other_sources(planned, planned.runs[1:]) == note
+        assert other_sources(planned, []) == "", "all runs are finished"
+        assert [run.finished for run in fedmpi.sweep(SWEEP, "runs/study", progress=True)] == [True, True]
+        assert note in " ".join(capsys.readouterr().out.split())
+    kept = Path("runs/study/own,seed=1/plugins/own_study")
+    assert all(
+        (kept / name).read_text() == (home / "own_study" / name).read_text() for name in ("late.py", "helper.py")
+    )
 
 
 def test_a_run_that_failed_before_its_first_checkpoint_begins_with_the_repaired_source(home: Path) -> None:

@@ -55,10 +55,6 @@ def _attributes(error: BaseException) -> str:
     return f" (it has {', '.join(name for name in dir(error.obj) if not name.startswith('_'))})"
 
 
-class MissingFiles(UserError):
-    """Error for missing files of the user that a run needs."""
-
-
 class RunFailure(UserError):
     """External failure of a run, such as a full disk: the problem, its place and a remedy. Exit code 1."""
 

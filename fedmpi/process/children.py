@@ -20,9 +20,9 @@ TAIL = 4096
 """Bytes at the end of a log that are searched for its last line."""
 
 
-def ends_with_parent(at_once: bool = False) -> Callable[[], None]:
-    """Return a function for Popen's preexec_fn: the child gets a signal when this process dies, for any reason."""
-    parent, number = os.getpid(), signal.SIGKILL if at_once else signal.SIGUSR1
+def ends_with_parent() -> Callable[[], None]:
+    """Return a function for Popen's preexec_fn: the child gets SIGUSR1 when this process dies, for any reason."""
+    parent, number = os.getpid(), signal.SIGUSR1
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
 
     def end_with_parent() -> None:
@@ -40,8 +40,8 @@ def how_it_ended(code: int, otherwise: str) -> str:
     return f"ended by {names.get(-code, f'signal {-code}')}" if code < 0 else otherwise
 
 
-def last_words(log: Path, begin: int = 0, any_line: bool = False) -> str:
-    """Return the text after "error:" in the last such line of a log, else "" or, if `any_line`, the last line."""
+def last_words(log: Path, begin: int = 0) -> str:
+    """Return the text after "error:" in the last such line of a log from byte `begin` on, else the last line."""
     try:
         with open(log, "rb") as file:
             file.seek(max(begin, os.path.getsize(log) - TAIL))
@@ -49,7 +49,7 @@ def last_words(log: Path, begin: int = 0, any_line: bool = False) -> str:
     except OSError:
         lines = []
     errors = [line.partition("error: ")[2] for line in lines if "error: " in line]
-    return errors[-1] if errors else (lines or ["it said nothing"])[-1] if any_line else ""
+    return [*(lines or ["it said nothing"]), *errors][-1]
 
 
 def this_fedmpi() -> list[str]:

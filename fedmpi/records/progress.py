@@ -128,7 +128,7 @@ def watch(folder: Path, interval: float = 2.0, sleep: Callable[[float], None] = 
     if summary := read_summary(folder / "summary.json"):
         show_summary(summary, str(folder))
     else:
-        why = read_summary(folder / "sweep.json").get("failure") or ended_by(folder / "run.log")
+        why = ended_by(folder / "run.log")
         ended = f"stopped after round {seen} of {rounds}{f' ({why})' if why else ''}"
         print(f"{ended}: continue with --resume --out {folder}", flush=True)
 

@@ -57,8 +57,7 @@ def write_report(paths: Sequence[Path], out: Path, title: str = "") -> int:
     if not recorded:
         raise UserError(f"no run has a record of a round yet ({runs[0].folder}). Wait for the first round")
     contents = page_contents(recorded, title)
-    lost = [f"{run.name}{f' (failed: {run.failure})' if run.failure else ''}" for run in runs if not run.records]
-    if lost:
+    if lost := [run.name for run in runs if not run.records]:
         contents["notes"].append(f"not shown, since they have no record of a round: {shortened(lost)}")
     page = render_page(contents, drawing_library()).encode(errors="replace")  # names may not be UTF-8
     try:

@@ -245,9 +245,9 @@ def compare_runs(
     last: int = 1,
 ) -> Comparison:
     """Compare the finished runs."""
-    finished = [run for run in runs if run.state == "finished"]
+    finished = [run for run in runs if run.summary]
     if not finished:
-        raise UserError(f"no run is finished: {'; '.join(run.state_text for run in runs)}")
+        raise UserError(f"no run is finished: {'; '.join(run.where for run in runs)}")
     chosen = metric or judged([record for run in finished for record in run.records])
     shown = [run for run in finished if _has_metric(run, chosen)]
     if not shown:
@@ -402,13 +402,13 @@ def _corrected(rows: Sequence[Row], mark: str = '"significant"') -> list[str]:
 
 
 def _left_out(comparison: Comparison) -> list[str]:
-    """Return failed runs with their reasons; all others of a kind in one line."""
+    """Return the runs without a place in the tables, those of one reason in a line."""
     kinds: dict[str, list[str]] = {}
     for run in comparison.left_out:
-        kinds.setdefault(run.state, []).append(run.state_text if run.state == "failed" else run.where)
-    lines = kinds.pop("failed", [])
-    words = {"unfinished": "not finished", "finished": f"without {comparison.metric} in the end"}
-    return [*lines, *(f"{words.get(kind, kind)}: {', '.join(runs)}" for kind, runs in kinds.items())]
+        kinds.setdefault(f"without {comparison.metric} in the end" if run.summary else "not finished", []).append(
+            run.where
+        )
+    return [f"{kind}: {', '.join(runs)}" for kind, runs in kinds.items()]
 
 
 def as_csv(comparison: Comparison) -> str:

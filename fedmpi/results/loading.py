@@ -9,22 +9,21 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from fedmpi.api import Run, load_run
 from fedmpi.common.errors import UserError
-from fedmpi.common.registry import KINDS
 from fedmpi.config.keys import all_keys, unknown_key
 from fedmpi.config.layers import dotted, read_toml
 from fedmpi.config.writing import shown_value
 from fedmpi.records.history import Record, ending_of, read_records, read_summary
-from fedmpi.records.provenance import FOLDER, MAY_CHANGE, find_shards, is_foreign, kept_digests, recorded_digest
+from fedmpi.records.provenance import FOLDER, MAY_CHANGE, kept_digests, recorded_digest
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-CONFIGURATION, PLANNED, NOTE = "config.toml", "sweep.toml", "sweep.json"
-"""Files of a run: its configuration; the configuration that a sweep will start; and the sweep's note about it."""
+CONFIGURATION, NOTE = "config.toml", "sweep.json"
+"""Files of a run: its configuration, and the note of its sweep."""
 SOURCES = f"{FOLDER}/"
 """Begins the keys of source files."""
 NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)")
@@ -50,27 +49,12 @@ class OneRun:
     summary: Record
     ending: str  # "finished", "ended" or "stopped", as of `fedmpi.load_run`
     labels: Record = field(default_factory=dict)  # What differs between the runs of its sweep, by key
-    failure: str = ""  # Why it failed last, as its sweep noted
     data: str = ""  # Checksum of its shards; "" of other data
-
-    @property
-    def state(self) -> Literal["finished", "failed", "unfinished", "not begun"]:
-        """State of the run."""
-        if self.summary:
-            return "finished"
-        if self.failure:
-            return "failed"
-        return "unfinished" if self.records else "not begun"
 
     @property
     def where(self) -> str:
         """Folder of the run, and its finished rounds."""
         return f"{self.folder} ({len(self.records)} of {self.table.get('rounds')} rounds)"
-
-    @property
-    def state_text(self) -> str:
-        """State of the run, in words."""
-        return f"{self.where} {f'failed: {self.failure}' if self.state == 'failed' else f'is {self.state}'}"
 
     @property
     def name(self) -> str:
@@ -83,41 +67,31 @@ class OneRun:
         return int(self.table.get("seed", 0))
 
 
-def find_runs(paths: Sequence[Path], planned: bool = False) -> list[Path]:
+def find_runs(paths: Sequence[Path]) -> list[Path]:
     """Return the folders of the runs that are named, or are below a folder that is; each once."""
     found: dict[Path, Path] = {}
     for path in paths:
         if not path.is_dir():
             raise UserError(f"{path} is no folder. Name the folder of a run, or one that holds some")
-        inside = _runs_in(path, planned=planned)
+        inside = _runs_in(path)
         if not inside:
-            if _runs_in(path, planned=True):
-                raise UserError(f"no run in {path} has begun: fedmpi compare {path} shows the state of each")
             raise UserError(f"{path} holds no run: there is no config.toml in it, or in a folder below it")
         for folder in inside:
             found.setdefault(folder.resolve(), folder)
     return list(found.values())
 
 
-def _runs_in(*folders: Path, planned: bool = False) -> list[Path]:
-    """Return the folders that are runs, and of the others the runs below them, numbers in names by value.
-
-    If `planned`, runs that a sweep has not started count as well: those with both of its files, since sweep.toml alone
-    may be the file of a sweep.
-    """
-
-    def is_run(folder: Path) -> bool:
-        noted = planned and (folder / PLANNED).is_file() and (folder / NOTE).is_file()
-        return noted or (folder / CONFIGURATION).is_file()
+def _runs_in(*folders: Path) -> list[Path]:
+    """Return the folders that are runs, and of the others the runs below them, numbers in names by value."""
 
     def order(folder: Path) -> tuple[list[str | float], str]:
         pieces = NUMBER.split(str(folder))  # text, number, text, ...
         return [float(piece) if place % 2 else piece for place, piece in enumerate(pieces)], str(folder)
 
-    found = {folder for folder in folders if is_run(folder)}
+    found = {folder for folder in folders if (folder / CONFIGURATION).is_file()}
     for above in set(folders) - found:
-        inside = {path.parent for name in (CONFIGURATION, PLANNED) for path in above.rglob(name)}
-        found |= {path for path in inside if is_run(path) and FOLDER not in path.relative_to(above).parts}
+        inside = {path.parent for path in above.rglob(CONFIGURATION)}
+        found |= {path for path in inside if FOLDER not in path.relative_to(above).parts}
     return sorted(found, key=order)
 
 
@@ -127,15 +101,11 @@ def read_runs(folders: Iterable[Path]) -> list[OneRun]:
 
 
 def _read_run(folder: Path) -> OneRun:
-    path = next(folder / name for name in (CONFIGURATION, PLANNED) if (folder / name).is_file())
-    table = dotted(read_toml(path))
-    summary, note = read_summary(folder / "summary.json"), read_summary(folder / NOTE)
-    ending = ending_of(summary, path) if summary else "stopped"
-    labels, failure = note.get("labels", {}), str(note.get("failure", ""))
-    if shards := find_shards(folder, str(table.get(DATA))):
-        table[DATA] = shards
+    table = dotted(read_toml(folder / CONFIGURATION))
+    summary, labels = read_summary(folder / "summary.json"), read_summary(folder / NOTE).get("labels", {})
+    ending = ending_of(summary, folder / CONFIGURATION) if summary else "stopped"
     table |= {f"{SOURCES}{name}": digest[:8] for name, digest in kept_digests(folder).items()}
-    return OneRun(folder, table, read_records(folder), summary, ending, labels, failure, recorded_digest(folder) or "")
+    return OneRun(folder, table, read_records(folder), summary, ending, labels, recorded_digest(folder) or "")
 
 
 def differing(tables: Sequence[dict[str, Any]]) -> list[str]:
@@ -385,24 +355,8 @@ def source_notes(runs: Sequence[OneRun]) -> list[str]:
         for run in among:
             versions.setdefault(run.table[key], []).append(run.name)
         listed = "; ".join(f"{digest} in {shortened(names)}" for digest, names in versions.items())
-        file = key.removeprefix(SOURCES)
-        component = components_from(file, [run.table for run in among])
-        notes.append(f"{file} of {component} differs (sha256): {listed}. Those runs are separate groups")
+        notes.append(f"{key.removeprefix(SOURCES)} differs (sha256): {listed}. Those runs are separate groups")
     return notes
-
-
-def components_from(file: str, tables: Sequence[dict[str, Any]]) -> str:
-    """Return the components that were chosen from a source file; of a file that is only imported, all custom ones."""
-    module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-    chosen = set()
-    for kind in KINDS.values():
-        for value in (table.get(kind.key) for table in tables):
-            for one in value if isinstance(value, list) else [value]:
-                name = str(one["name"] if isinstance(one, Mapping) and "name" in one else one)
-                if is_foreign(kind.name, name):
-                    chosen.add((kind.key, name))
-    own = [(key, name) for key, name in chosen if name.partition(":")[0] == module or file.startswith(f"{key}.")]
-    return ", ".join(f"{key} = {name}" for key, name in sorted(own or chosen))
 
 
 # --- studies from Python ---
@@ -431,11 +385,11 @@ def load_runs(pattern: str | Path, unfinished: bool = False) -> list[Run]:
         There is no such run.
     """
     runs = _read(pattern)
-    kept = [run for run in runs if unfinished or run.state == "finished"]
+    kept = [run for run in runs if unfinished or run.summary]
     if not kept:
         listed = shortened([run.where for run in runs])
         raise UserError(f"no run of {pattern} is finished: {listed}. Continue them, or set unfinished=True")
-    if left := [run.where for run in runs if run.state != "finished" and not unfinished]:
+    if left := [run.where for run in runs if not (run.summary or unfinished)]:
         warnings.warn(f"left out, not finished: {shortened(left)}. unfinished=True returns them too", stacklevel=2)
     for note in source_notes(kept):
         warnings.warn(note, stacklevel=2)
@@ -467,7 +421,7 @@ def frame(pattern: str | Path) -> DataFrame:
     runs = [run for run in _read(pattern) if run.records]
     if not runs:
         raise UserError(f"no run of {pattern} has finished a round yet: nothing to show")
-    if left := [run.where for run in runs if run.state != "finished"]:
+    if left := [run.where for run in runs if not run.summary]:
         warnings.warn(f"not finished: {shortened(left)}; their rows have finished = False", stacklevel=2)
     for note in source_notes(runs):
         warnings.warn(note, stacklevel=2)
@@ -476,7 +430,7 @@ def frame(pattern: str | Path) -> DataFrame:
     rows = []
     for run in runs:
         name = Path(os.path.relpath(run.folder.resolve(), above)).as_posix()
-        facts = {"run": name, "seed": run.seed, "finished": run.state == "finished"}
+        facts = {"run": name, "seed": run.seed, "finished": bool(run.summary)}
         facts |= {key: str(value) if isinstance(value := run.table.get(key), list) else value for key in keys}
         rows += [facts | record for record in run.records]
     return json_normalize(rows)

@@ -1,35 +1,25 @@
 """Shards that a sweep needs: described in its file, and prepared once for all runs.
 
-The process that prepares them locks a folder beside the shards; the others wait.
+A preparation locks its folder; other sweeps that need the same shards wait for it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import io
 import shlex
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedmpi.common.errors import MissingFiles, RunFailure, UserError
-from fedmpi.common.files import make_folder
+from fedmpi.common.errors import RunFailure, UserError
 from fedmpi.data.schema import MANIFEST, PREPARING, read_manifest
-from fedmpi.process.children import ends_with_parent, how_it_ended, last_words, this_fedmpi
-from fedmpi.records.hold import Hold, owner_of
+from fedmpi.records.hold import owner_of
 
-WHERE_FROM = ("--out", "--raw", "--download", "--overwrite", "--plot")
+WHERE_FROM = ("--out", "--raw", "--download", "--overwrite")
 """Options that change nothing about the shards themselves."""
-POLLED = 0.5
-"""Seconds between two looks at a preparation."""
-
-
-class Stopped(Exception):
-    """A signal ended a preparation."""
 
 
 @dataclass(frozen=True)
@@ -50,19 +40,6 @@ class Preparation:
         """All words of `fedmpi prepare`."""
         return [*self.words, "--out", str(self.folder)]
 
-    def check(self) -> None:
-        """Reject errors that can be found before any data are read."""
-        if self.ready():
-            return
-        from data_prep.__main__ import run as data_prep  # slow, and only for sweeps that prepare
-
-        try:
-            with contextlib.redirect_stdout(io.StringIO()):
-                data_prep([*self.command, "--dry-run"])
-        except UserError as error:
-            kind = MissingFiles if isinstance(error, MissingFiles) else UserError
-            raise kind(f"[prepare] for {self.title}: {error}") from error
-
     def ready(self) -> bool:
         """Check whether the shards are complete; reject others in their folder."""
         if not (self.folder / MANIFEST).exists() or (self.folder / PREPARING).exists():
@@ -76,6 +53,45 @@ class Preparation:
                     "Choose another --out, or remove that folder"
                 )
         return True
+
+    def check(self) -> None:
+        """Reject errors that can be found before any data are read."""
+        if not self.ready():
+            self._prepare("--dry-run")
+
+    def ensure(self, say: Callable[[str], None], stop: Callable[[], bool]) -> bool:
+        """Prepare the shards unless they are complete, or wait for another process that does; False if stopped."""
+        owner = None
+        while not self.ready():
+            if stop():
+                return False
+            before, owner = owner, owner_of(self.folder)  # waits a second for an owner
+            if owner is not None:
+                if before is None:
+                    say(f"{self.title}: waiting for its shards, which {owner} prepares")
+                continue
+            say(f"{self.title}: preparing {self.folder}")
+            started = time.monotonic()
+            try:
+                self._prepare()
+            except UserError:
+                if owner_of(self.folder) is None and not self.ready():  # else another process was quicker
+                    raise
+                continue
+            say(f"{self.title}: prepared in {time.monotonic() - started:.0f} s")
+        return True
+
+    def _prepare(self, *further: str) -> None:
+        from data_prep.__main__ import run as data_prep  # slow, and only for sweeps that prepare
+
+        try:
+            with redirect_stdout(io.StringIO()):
+                code = data_prep([*self.command, *further])
+        except UserError as error:
+            kind = RunFailure if isinstance(error, RunFailure) else UserError
+            raise kind(f"[prepare] for {self.title}: {error}") from error
+        if code:
+            raise KeyboardInterrupt
 
 
 def prepare_words(options: Mapping[str, Any], where: str) -> tuple[str, ...]:
@@ -103,60 +119,3 @@ def _options(words: Sequence[str]) -> dict[str, list[str]]:
         else:
             found.setdefault(option, []).append(word)
     return {option: values for option, values in found.items() if option not in WHERE_FROM}
-
-
-def ensure_shards(wanted: Preparation, say: Callable[[str], None], stop: Callable[[], bool]) -> None:
-    """Prepare the shards unless they are complete, or wait for another process that does."""
-    beside = wanted.folder.with_name(f".{wanted.folder.name}.preparing")
-    waited = False
-    while not wanted.ready():
-        if stop():
-            raise Stopped
-        if beside.is_dir() and (owner := owner_of(beside)) is not None:
-            if not waited:
-                say(f"{wanted.title}: waiting for its shards, which {owner} prepares")
-            waited = True
-            time.sleep(POLLED)
-            continue
-        try:
-            make_folder(beside)
-            hold = Hold(beside)
-        except OSError as error:
-            raise UserError(f"cannot write {wanted.folder.parent} ({error.strerror}). Choose another --out") from error
-        except UserError:  # another process was quicker
-            continue
-        try:
-            if not wanted.ready():
-                _prepare(wanted, beside / "output.log", say, stop)
-        finally:
-            hold.release()
-
-
-def _prepare(wanted: Preparation, log: Path, say: Callable[[str], None], stop: Callable[[], bool]) -> None:
-    say(f"{wanted.title}: preparing {wanted.folder}")
-    started = time.monotonic()
-    with open(log, "wb") as output:
-        process = subprocess.Popen(
-            [*this_fedmpi(), "prepare", *wanted.command],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            process_group=0,
-            preexec_fn=ends_with_parent(at_once=True),
-        )
-        try:
-            while process.poll() is None:
-                if stop():
-                    raise Stopped
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(POLLED)
-        finally:
-            if process.poll() is None:
-                process.terminate()
-                process.wait()
-    why = how_it_ended(process.returncode, last_words(log) or f"exit code {process.returncode}")
-    if process.returncode == 2:
-        raise UserError(f"[prepare] for {wanted.title}: {why}")
-    if process.returncode:
-        raise RunFailure(f"preparing {wanted.folder} failed ({why}): see {log}")
-    say(f"{wanted.title}: prepared in {time.monotonic() - started:.0f} s")

@@ -218,11 +218,10 @@ def test_failed_runs_are_named_and_odd_folder_names_are_shown(tmp_path: Path, mo
         folder.mkdir()
         (folder / "config.toml").write_text('preset = "fedavg"\nrounds = 9\n')
     (good / "metrics.jsonl").write_text('{"round": 0, "samples": 9, "seconds": 0.1}\n')
-    (bad / "sweep.json").write_text('{"labels": {}, "failure": "the loss is nan"}')
     monkeypatch.setattr("fedmpi.report.page.drawing_library", lambda: "")
     write_report([tmp_path], tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "they have no record of a round: bad (failed: the loss is nan)" in page and '"name":"run-?"' in page
+    assert "they have no record of a round: bad</li>" in page and '"name":"run-?"' in page
 
 
 def test_the_page_holds_its_data_and_asks_for_nothing(shown: dict[str, Any]) -> None:

@@ -30,7 +30,6 @@ def test_runs_are_found_by_name_and_below_folders_once_each(tmp_path: Path) -> N
         "deep/two/config.toml": "",
         "deep/two/sweep.json": "",
         "planned/sweep.toml": "",
-        "planned/sweep.json": "",
         "empty/notes.txt": "",
     }
     for name in files:
@@ -38,8 +37,7 @@ def test_runs_are_found_by_name_and_below_folders_once_each(tmp_path: Path) -> N
         (tmp_path / name).touch()
     begun = [tmp_path / "deep/two", tmp_path / "one"]
     assert find_runs([tmp_path]) == begun and find_runs([tmp_path / "one", tmp_path]) == begun[::-1]
-    assert find_runs([tmp_path], planned=True) == [*begun, tmp_path / "planned"]
-    for name, words in (("none", "is no folder"), ("empty", "holds no run"), ("planned", "has begun")):
+    for name, words in (("none", "is no folder"), ("empty", "holds no run"), ("planned", "holds no run")):
         with pytest.raises(UserError, match=words):
             find_runs([tmp_path / name])
 

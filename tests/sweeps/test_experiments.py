@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedmpi.cli import run_command
+from fedmpi import UserError
 from fedmpi.sweeps.plan import PlannedRun, plan_sweep
+from fedmpi.sweeps.shards import Preparation
 from jobs.experiments.emnist_files import main as emnist_files
 from jobs.experiments.fedstas_data import drawn, mixes
 
@@ -30,29 +31,24 @@ BY_HAND = {
 """Folders below raw/, and where the real files lie."""
 
 
-@pytest.fixture
-def raw(tmp_path: Path, data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to start sweeps in, with the files that are fetched by hand; those of 2014 are not at hand."""
+def test_every_sweep_could_be_started(tmp_path: Path, data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder with the files that are fetched by hand; those of 2014 are not at hand."""
     (tmp_path / "raw").mkdir()
     for name, where in BY_HAND.items():
         (tmp_path / "raw" / name).symlink_to(data_folder / where)
     monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
-def test_every_sweep_could_be_started(
-    path: Path, raw: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["fedmpi", "sweep", str(path), "--set", "seed=0", "--dry-run"])
-    assert run_command() == 0
-    plan, _, missing = " ".join(capsys.readouterr().out.split()).partition(" missing [prepare]")
-    assert "to be prepared: fedmpi prepare" in plan
-    if path.stem in ("fedsampling-table1-toys", "fedsampling-table1-beauty"):
-        assert "does not exist" in missing and "reviews_" in missing, "of 2014"
-    else:
-        assert not missing
-    assert sorted(raw.iterdir()) == [raw / "raw"], "nothing is written"
+    shards: dict[tuple[str, ...], Preparation] = {}
+    for path in SWEEPS:
+        planned = [run.data for run in plan_sweep(path, settings=("seed=0",)).runs if run.data]
+        assert planned, path.stem
+        shards |= {data.words: data for data in planned}
+    for data in shards.values():
+        if "reviews_" in str(data.words):
+            with pytest.raises(UserError, match=r"reviews_.* does not exist"):
+                data.check()
+        else:
+            data.check()
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "raw"], "nothing is written"
 
 
 def test_every_file_states_what_it_makes_and_every_name_on_the_page_is_a_file() -> None:

@@ -12,15 +12,15 @@ from torch import nn
 
 from fedmpi import ClientArrays, UserError
 from fedmpi.config import load_config
-from fedmpi.sweeps.plan import PlannedRun, Sweep, labels_text, plan_sweep
+from fedmpi.sweeps.plan import PlannedRun, Sweep, plan_sweep
 
 COUNT = {"clients": {"count": 5}}
 
 
-def planned(text: str, folder: Path, settings: tuple[str, ...] = (), ranks: int | None = None) -> Sweep:
+def planned(text: str, folder: Path, settings: tuple[str, ...] = ()) -> Sweep:
     path = folder / "mine.toml"
     path.write_text("clients.count = 5\n" + text)
-    return plan_sweep(path, folder / "out", settings, ranks)
+    return plan_sweep(path, folder / "out", settings)
 
 
 def named(sweep: Sweep) -> dict[str, PlannedRun]:
@@ -84,13 +84,12 @@ def test_several_lists_of_variants_are_crossed(tmp_path: Path) -> None:
 
 
 def test_settings_of_the_command_line_override_the_file(tmp_path: Path) -> None:
-    sweep = planned(VARIANTS, tmp_path, ("seed=4", "local.lr=0.3"), ranks=3)
-    assert {(run.config.seed, run.config.local.lr) for run in sweep.runs} == {(4, 0.3)} and sweep.ranks == 3
+    sweep = planned(VARIANTS, tmp_path, ("seed=4", "local.lr=0.3"))
+    assert {(run.config.seed, run.config.local.lr) for run in sweep.runs} == {(4, 0.3)}
     prox = [f"Prox,epochs={epochs},proximal_mu={mu}" for epochs in (1, 2) for mu in (0.1, 1.0)]
     assert set(named(sweep)) == {"plain-one,epochs=1", "plain-one,epochs=2", "by-steps", *prox}
-    lists = "[sweep]\nranks = 2\nlocal.epochs = [1, 2]\nseed = [0, 1]"
+    lists = "[sweep]\nlocal.epochs = [1, 2]\nseed = [0, 1]"
     assert set(named(planned(lists, tmp_path, ("local.steps=5",)))) == {"seed=0", "seed=1"}
-    assert planned(lists, tmp_path).ranks == 2
     crossed = '[[sweep.run]]\nname = "a"\nlocal.epochs = [1, 2]'
     assert set(named(planned(crossed, tmp_path, ("local.steps=5",)))) == {"a"}, "of a variant, too"
 
@@ -141,9 +140,10 @@ WRONG: list[tuple[str, str]] = [
     ("[sweep]\nlocal.lr = 0.1", "Write a list of values"),
     ("[sweep]\nseed = []", "Write a list of values"),
     ("[sweep]\nseed = [1, 1]", "run seed=1: another run"),
-    ("[sweep]\nranks = 0", "ranks = 0 is impossible. Give a number"),
     ("sweep = 3", "sweep is a table of keys. Write [sweep]"),
     ("[[sweep.run]]\npreset = 'fedavg'", "[[sweep.run]] needs a name"),
+    ("[[sweep.run]]\nname = 'a'\n[[sweep.run]]\nname = 'a'\nrounds = 3", "needs a name of its own, not 'a'"),
+    ("[[sweep.run]]\nname = 'a'\ndrop = true", "'a' cannot be dropped"),
     ("[sweep]\nlocal.lr = [0.1, -1.0]", "run lr=-1.0"),
     ("[sweep]\npreset = ['fedavg', 'fedagv']", "did you mean fedavg?"),
     ("[[sweep.run]]\nname = 'a'\n[[sweep.run]]\nname = 'b'", "the runs a and b are the same"),
@@ -197,7 +197,6 @@ def test_a_list_can_hold_components_with_options(tmp_path: Path) -> None:
     assert [run.config.model.options for run in models.runs] == [{"hidden": [3]}, {}], "another one drops the options"
     metrics = planned('[sweep]\ntask.metrics = [["top-5"], ["top-5", {name = "top-k", k = 3}]]', tmp_path)
     assert [run.name for run in metrics.runs] == ["metrics=top-5", "metrics=top-5-top-k-k-3"]
-    assert labels_text(metrics.runs[1].labels) == "task.metrics = [top-5, top-k(k = 3)]"
 
 
 def test_variants_can_list_components_and_a_key_at_the_top_can_too(tmp_path: Path) -> None:
@@ -220,16 +219,15 @@ def test_variants_can_list_components_and_a_key_at_the_top_can_too(tmp_path: Pat
     assert (config.attack.name, config.attack.scale, config.rebalance.alpha) == ("noise", 0.5, 0.5)
 
 
-def test_a_run_with_a_key_that_does_not_suit_it_is_named_once_with_its_file(tmp_path: Path) -> None:
+def test_a_run_with_a_key_that_does_not_suit_it_is_named(tmp_path: Path) -> None:
     variants = "".join(f'[[sweep.run]]\nname = "{p}"\npreset = "{p}"\n' for p in ("fedavg", "fedsampling"))
     for text, settings, said in (
-        ("[sweep]\nlocal.lr = [0.1, -1]", (), r"local.lr.* \(from [^ ]*mine.toml, run lr=-1\)"),
-        ("[sweep]\nlocal.lr = [0.1]", ("local.momentu=7",), r"[^ ]*mine.toml, run lr=0.1: unknown key local.momentu"),
+        ("[sweep]\nlocal.lr = [0.1, -1]", (), r"run lr=-1: local.lr.* \(from [^ ]*mine.toml\)"),
+        ("[sweep]\nlocal.lr = [0.1]", ("local.momentu=7",), r"run lr=0.1: unknown key local.momentu"),
         (f"[sweep]\nseed = [3]\n{variants}", (), r"run fedsampling,seed=3: clients.count \(from .*mine.toml\) has no"),
     ):
-        with pytest.raises(UserError, match=f"^{said}") as refused:
+        with pytest.raises(UserError, match=f"^{said}"):
             planned(text, tmp_path, settings)
-        assert str(refused.value).count("run ") == 1
 
 
 X, Y = np.zeros((4, 2), np.float32), np.array([0, 1, 0, 1])
@@ -323,14 +321,8 @@ def test_a_file_changes_its_base_key_by_key_and_variant_by_variant(
     assert len(tables.runs) == 6 and {(run.config.rounds, run.config.seed) for run in tables.runs} == {(2, 4)}
 
 
-def test_a_variant_of_the_base_may_be_dropped_and_its_names_are_unique(tmp_path: Path) -> None:
+def test_a_variant_of_the_base_may_be_dropped(tmp_path: Path) -> None:
     sweep = layered(tmp_path, 'base = "whole.toml"\n[[sweep.run]]\nname = "A"\ndrop = true')
     assert len(sweep.runs) == 6 and {run.labels["run"] for run in sweep.runs} == {"P"}
-    with pytest.raises(UserError, match="cannot be dropped"):
-        layered(tmp_path, 'base = "whole.toml"\n[[sweep.run]]\nname = "B"\ndrop = true')
-    twice = WHOLE + "[[sweep.run]]\nname = 'P'\npreset = 'fedprox'\nlocal.proximal_mu = [0.7]\n"
-    layered(tmp_path, twice, "twice.toml")
-    with pytest.raises(UserError, match="have the same name"):
-        layered(tmp_path, SMALL.replace("whole.toml", "twice.toml"))
     replaced = layered(tmp_path, 'base = "whole.toml"\n[sweep]\nclients.sampler = [{name = "oort", explore = 0.1}]')
     assert {run.labels["clients.sampler.explore"] for run in replaced.runs if run.labels["run"] == "A"} == {0.1}
