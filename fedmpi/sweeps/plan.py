@@ -88,7 +88,7 @@ class SweepTables:
 
     shared: Values  # Keys of all runs, flat
     lists: Values  # Lists that are crossed, by key
-    variants: dict[str, dict[str, Values]]  # Values of variants by the name of their tables ("run") and their own
+    variants: dict[str, dict[str, Values]]  # Values by the name of the tables ("run") and of the variant
     prepare: Values
 
 
