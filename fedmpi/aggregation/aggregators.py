@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import reduce
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -128,13 +129,7 @@ class Krum:
         return torch.sort(torch.argsort(scores, stable=True)[: self.keep]).values
 
     def check(self, participants: int) -> None:
-        """Reject a round in which the attackers could outvote the others.
-
-        Raises
-        ------
-        UserError
-            m ≤ 2f + 2, or fewer than `keep` updates that are safe from attackers.
-        """
+        """Reject a round in which the attackers could outvote the others: m ≤ 2f + 2, or keep > m − f − 2."""
         f = self.byzantine
         if participants <= 2 * f + 2:
             raise UserError(
@@ -191,14 +186,10 @@ class Aggregator:
         return self._measure is not None
 
     def check(self, participants: int, round: int) -> None:
-        """Let the aggregator's optional method `check` reject a round with this number of updates.
-
-        Every rank calls this, also one without coordinates to combine: all end with the same message.
-        """
-        own = getattr(self._chosen, "check", None)
-        if own is not None:
+        """Let the aggregator's optional method `check` reject a round with this number of updates, on every rank."""
+        if hasattr(self._chosen, "check"):
             with calling(self.part, round):
-                own(participants)
+                self._chosen.check(participants)
 
     def measure(self, updates: Tensor, round: int) -> Tensor:
         """Return its measurement of a slice (m, s), as float64, to be summed over all slices."""
@@ -309,36 +300,18 @@ class CombinedSum:
         first, last = self._borders[self.cluster.rank : self.cluster.rank + 2].tolist()
         for start in range(first, last, self._width):
             stop = min(start + self._width, last)
-            yield (
-                slice(start, stop),
-                torch.from_numpy(np.stack([row[start - first : stop - first] for row in self._rows])),
-            )
+            block = np.stack([row[start - first : stop - first] for row in self._rows])
+            yield slice(start, stop), torch.from_numpy(block)
 
     def _measured(self) -> Tensor:
-        """Return the sum of the aggregator's measurements over all blocks of all ranks; collective.
-
-        They are added up in the order of the blocks: each rank adds its own to the sum of the previous ranks.
-        """
-        cluster, found = self.cluster, [self.aggregator.measure(block, self._round) for _, block in self._blocks()]
-        shapes = {tuple(one.shape) for one in found}
-        if len(shapes) > 1:
-            problem = (
-                f"measure() returned the shapes {sorted(shapes)} for slices of one round: return one shape for all"
-            )
+        """Return the sum of the aggregator's measurements over all blocks of all ranks, in their order; collective."""
+        found = [self.aggregator.measure(block, self._round).numpy() for _, block in self._blocks()]
+        if len({one.shape for one in found}) > 1:
+            problem = "measure() returned different shapes for slices of one round: return one shape for all"
             raise refuse_result(self.aggregator.part, problem, self._round)
-        own = np.array(next(iter(shapes), (-1,)), np.int64)  # a rank without coordinates does not know the shape
-        shape = next(one for one in cluster.broadcast(cluster.gather(own)) if (one >= 0).all())
-        total = np.full(tuple(shape.tolist()), -0.0)  # the zero that changes no bit in a sum
-        messages = cluster.messages() if cluster.size > 1 else None
-        if messages is not None and not cluster.is_server:
-            messages.recv(total, cluster.rank - 1)
-        for one in found:
-            total += one.numpy()
-        if messages is not None:
-            messages.send(total, (cluster.rank + 1) % cluster.size)
-            if cluster.is_server:
-                messages.recv(total, cluster.size - 1)
-        whole: Floats = cluster.broadcast([total] if cluster.is_server else None)[0]
+        gathered = self.cluster.gather(np.array(found))
+        total = None if gathered is None else [reduce(np.add, [block for blocks in gathered for block in blocks])]
+        whole: Floats = self.cluster.broadcast(total)[0]
         return torch.from_numpy(whole)
 
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmpi.aggregation.weights import LARGEST, ClientWork, Weighing
+from fedmpi.common.calling import refuse_result
 from fedmpi.common.errors import UserError
 from fedmpi.common.plan import Plan
 from fedmpi.common.types import Floats, Ints
@@ -37,8 +38,8 @@ FRACTION_LIMBS = 4
 MOST_RANKS = 2 ** (24 - LIMB_BITS)
 LEAST_EXACT = 2.0**-12
 """Smallest sum of judged weights that exact sums, in steps of 2**-40, still represent to about 1e-8 of it."""
-MOST_AT_ONCE = 120
-"""Largest exponent of two in float32; terms beyond it are negligible beside the rest."""
+LEAST_FLOAT = 1e-30
+"""Smallest sum of judged weights whose terms are well above the least float32."""
 Reducible = NDArray[np.float32] | Ints
 
 
@@ -123,7 +124,7 @@ class FloatSum:
         self._terms, self._carried, self._zeros = 0, False, True
 
     def scale(self, factor: float) -> None:
-        """Multiply the current sum; a power of two causes no rounding."""
+        """Multiply the current sum."""
         self.tensor.mul_(factor)
         if self._carried and self._long is not None:
             self._long.mul_(factor)
@@ -199,67 +200,50 @@ class FixedPointSum:
 class JudgedSum:
     """Accumulator that gets the weights' factor for every update before adding it to another accumulator.
 
-    Powers of losses are tiny or huge, and only ratios matter. Unless sums are exact, Σ c_k Δ_k and Σ h_k are both
-    scaled by the power of two that brings Σ h_k between 1/2 and 1.
-
-    After `flush`, `weight` is Σ h_k of all clients, scaled, and sums are the true ones times 2**`power`, on rank 0;
-    both are 0 on the others.
+    After `flush`, `weight` is the divisor of the sums: on rank 0 Σ h_k of all clients for exact sums, or 1, since float
+    sums are divided there already; 0 on the other ranks.
     """
 
     def __init__(
         self, inner: Accumulator, weighing: Weighing, loss: Callable[[int, Tensor, int], float], cluster: Cluster
     ):
         self.inner, self.weighing, self.loss, self.cluster = inner, weighing, loss, cluster
-        self.weight, self.power = 0.0, 0
-        self._round, self._lr, self._start = 0, 0.0, torch.empty(0)
-        self._normalize = True
+        self.weight = 0.0
         self._shares: list[float] = []
-        self._power: int | None = None
 
     def begin(self, plan: Plan, start: Tensor) -> None:
         """Set the round, its local learning rate and the global model (d,)."""
-        self._round, self._lr, self._start = plan.round, plan.lr, start
-        self._normalize = plan.normalize
+        self._plan, self._start = plan, start
 
     def add(self, vector: Tensor, coefficient: float, client: int = -1) -> None:
         """Add a client's update (d,) times the factor of the weights."""
         norm = float(torch.linalg.vector_norm(vector, dtype=torch.float64))
-        work = ClientWork(client, self._round, coefficient, self.loss(client, self._start, self._round), norm, self._lr)
+        loss = self.loss(client, self._start, self._plan.round)
+        work = ClientWork(client, self._plan.round, coefficient, loss, norm, self._plan.lr)
         factor, share = self.weighing.after(work)
-        power = -math.frexp(share)[1]
-        if share and isinstance(self.inner, FloatSum) and (self._power is None or power < self._power):
-            self._scale(self.inner, power)
-        self.inner.add(vector, math.ldexp(factor, self._power or 0), client)
+        self.inner.add(vector, factor, client)
         self._shares.append(share)
-
-    def _scale(self, inner: FloatSum, power: int) -> None:
-        """Rescale the sum so far, which is the true one times a power of two, to the true one times 2**power."""
-        if self._shares:
-            inner.scale(math.ldexp(1.0, min(power - (self._power or 0), MOST_AT_ONCE)))
-        self._power = power
 
     def reset(self) -> None:
         self.inner.reset()
-        self.weight, self.power, self._shares, self._power = 0.0, 0, [], None
+        self._shares = []
 
     def flush(self) -> None:
-        """Divide the common factor of all ranks' shares out of the sum; collective."""
+        """Divide a float sum by the sum of all ranks' shares; collective."""
         gathered = self.cluster.gather(np.array(self._shares, np.float64))
         shares = None if gathered is None else np.concatenate(gathered)
         whole = None if shares is None else [np.array([math.fsum(shares), len(shares)])]
         total, participants = self.cluster.broadcast(whole)[0].tolist()
-        if self._normalize:
-            self.weighing.check_total(total, int(participants), self._round)
-        if isinstance(self.inner, FloatSum):
-            power = -math.frexp(total)[1]
-            self._scale(self.inner, power)
-            total = math.ldexp(total, power)
-        elif 0 < total < LEAST_EXACT:
-            raise UserError(
-                f'server.weights = "{self.weighing.name}" add up to {total:.3g} in round {self._round}, too '
-                "little for exact sums. Switch server.exact off"
-            )
-        self.weight, self.power = (total, self._power or 0) if self.cluster.is_server else (0.0, 0)
+        if self._plan.normalize and participants:
+            if total < (LEAST_FLOAT if isinstance(self.inner, FloatSum) else LEAST_EXACT):
+                problem = (
+                    f"shares that after() returned add up to {total:.3g}, too little to divide the updates' sum by"
+                )
+                raise refuse_result(self.weighing.part, problem, self._plan.round)
+            if isinstance(self.inner, FloatSum):
+                self.inner.scale(1 / total)
+                total = 1.0
+        self.weight = total if self.cluster.is_server else 0.0
         self.inner.flush()
 
     def to_update(self, reduced: ReducedValues) -> Tensor:

@@ -93,7 +93,6 @@ class Adagrad:
         self.lr, self.beta1, self.tau = lr, beta1, tau
 
     def start(self, w: Tensor) -> None:
-        """Initialize first moments to 0, second moments to τ²."""
         self.m, self.v = torch.zeros_like(w), torch.full_like(w, self.tau**2)
 
     def step(self, w: Tensor, update: Tensor) -> None:
@@ -109,21 +108,22 @@ class Adagrad:
 
 @server_optimizer(name="adam")
 class Adam(Adagrad):
-    """v ← β2 v + (1 − β2) Δ² (Reddi et al. 2020, Algorithm 2), else as Adagrad.
-
-    Parameters
-    ----------
-    lr : float
-        η, the server's learning rate.
-    beta1 : float
-        Decay of the first moment.
-    beta2 : float
-        Decay of the second moment.
-    tau : float
-        τ, the degree of adaptivity; v starts at τ².
-    """
+    """v ← β2 v + (1 − β2) Δ² (Reddi et al. 2020, Algorithm 2), else as Adagrad."""
 
     def __init__(self, *, lr: Rate = 1.0, beta1: Decay = 0.9, beta2: Decay = 0.99, tau: Adaptivity = 1e-3):
+        """Set the options.
+
+        Parameters
+        ----------
+        lr : float
+            η, the server's learning rate.
+        beta1 : float
+            Decay of the first moment.
+        beta2 : float
+            Decay of the second moment.
+        tau : float
+            τ, the degree of adaptivity; v starts at τ².
+        """
         super().__init__(lr=lr, beta1=beta1, tau=tau)
         self.beta2 = beta2
 
@@ -133,19 +133,7 @@ class Adam(Adagrad):
 
 @server_optimizer(name="yogi")
 class Yogi(Adam):
-    """v ← v − (1 − β2) Δ² sign(v − Δ²) (Reddi et al. 2020, Algorithm 2), else as Adagrad.
-
-    Parameters
-    ----------
-    lr : float
-        η, the server's learning rate.
-    beta1 : float
-        Decay of the first moment.
-    beta2 : float
-        Decay of the second moment.
-    tau : float
-        τ, the degree of adaptivity; v starts at τ².
-    """
+    """v ← v − (1 − β2) Δ² sign(v − Δ²) (Reddi et al. 2020, Algorithm 2), else as Adagrad."""
 
     def remember(self, square: Tensor) -> None:
         self.v.addcmul_((self.v - square).sign_(), square, value=-(1 - self.beta2))
@@ -198,15 +186,12 @@ class ServerOptimizer:
         return {name: state_tensor(self.part, self._chosen, name) for name in self.names}
 
     def load(self, state: Mapping[str, Tensor], rounds: int = 0) -> None:
-        """Restore the state of a checkpoint, and the number of rounds until then.
-
-        The next step is the first of this process, so `start` is called; its values of `state` are replaced.
-        """
+        """Restore the state of a checkpoint, and the number of rounds until then, once the next step calls `start`."""
         self._rounds = rounds
         self._resumed = {name: value.clone() for name, value in state.items()}
-        self._restore()
 
     def _start(self, w: Tensor) -> None:
+        """Prepare the first step of this process."""
         if self._started:
             return
         if hasattr(self._chosen, "start"):
@@ -214,17 +199,13 @@ class ServerOptimizer:
         for name in self.names:
             if not hasattr(self._chosen, name):
                 setattr(self._chosen, name, torch.zeros_like(w))
-        self._restore()
-        self._started, self._resumed = True, {}
-
-    def _restore(self) -> None:
         for name, value in self._resumed.items():
-            setattr(self._chosen, name, _in_the_form_of(getattr(self._chosen, name, None), value))
+            setattr(self._chosen, name, _in_the_form_of(getattr(self._chosen, name), value))
+        self._started, self._resumed = True, {}
 
 
 def _in_the_form_of(before: Any, value: Tensor) -> Any:
     """Convert a checkpoint's value to the optimizer's own type: an array, a tensor, or a number."""
     if isinstance(before, np.ndarray):
         return value.numpy(force=True).copy()
-    scalar = isinstance(before, torch.Tensor) and not before.dim()
-    return value.clone() if value.dim() or scalar else value.item()
+    return value if isinstance(before, torch.Tensor) else value.item()

@@ -43,7 +43,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedmpi.clients.cohort import Cohort
-from fedmpi.common.calling import calling, is_complex, refuse_result, result_array, takes
+from fedmpi.common.calling import calling, refuse_result, result_array, takes
 from fedmpi.common.decorators import weights
 from fedmpi.common.errors import UserError
 from fedmpi.common.plan import read_only
@@ -59,8 +59,6 @@ GRID = 2.0**40
 """Reciprocal of a step: sums of multiples of 1/GRID are bit-identical in any order."""
 LARGEST = 2.0**50
 """Largest number that a metric can hold, and hence sum of weights that are not normalized."""
-LARGEST_TOTAL = 1e200
-"""Largest sum of normalized weights before scaling."""
 TOTAL_BITS = 9
 """Exponent of the scaled sum of unnormalized weights: between 2**9 and 2**10, then rounded to 1e-12 of the sum."""
 SMALLEST_LOSS = 1e-10
@@ -69,20 +67,7 @@ SMALLEST_LOSS = 1e-10
 
 @weights(name="samples", per_sample=True)
 def samples(cohort: Cohort, sizes: Ints) -> Floats:
-    """Weigh by the samples used (McMahan et al. 2017, Algorithm 1).
-
-    Parameters
-    ----------
-    cohort : Cohort
-        The m selected clients.
-    sizes : int64 (N,)
-        Samples of every client of the population.
-
-    Returns
-    -------
-    float64 (m,)
-        The factor of one sample.
-    """
+    """Weigh by the samples used (McMahan et al. 2017, Algorithm 1)."""
     return cohort.multiplicity.astype(np.float64) * _power_of_two_share(int(sizes[cohort.clients].sum()))
 
 
@@ -94,15 +79,8 @@ def uniform(cohort: Cohort, sizes: Ints) -> Floats:
 
 @weights(name="gradient-sum", per_sample=True, normalized=False)
 def gradient_sum(cohort: Cohort, sizes: Ints) -> Floats:
-    """Weigh by samples used over sample budget K (FedSampling, Algorithm 1, with one full-batch step).
-
-    Returns
-    -------
-    float64 (m,)
-        The factor of one sample.
-    """
-    if not cohort.wanted:
-        raise ValueError("the gradient sum needs Cohort.wanted, the sample budget")
+    """Weigh by samples used over sample budget K (FedSampling, Algorithm 1, with one full-batch step)."""
+    assert cohort.wanted is not None
     return cohort.multiplicity / cohort.wanted
 
 
@@ -112,11 +90,6 @@ def gradient_sum_squared(cohort: Cohort, sizes: Ints) -> Floats:
 
     Its loop visits a client once for every sample drawn of it and adds n/K of the client's mean gradient each time, so
     that n samples count n²/K. The paper's text says n/K (`gradient-sum`).
-
-    Returns
-    -------
-    float64 (m,)
-        The factor of one pair of samples.
     """
     return gradient_sum(cohort, sizes)
 
@@ -169,14 +142,13 @@ def literal(cohort: Cohort, sizes: Ints, *, population: Population = "samples") 
         Estimated quantity: the mean over all samples, or over all clients.
     """
     rho = _population_weights(cohort, sizes, population)
-    expansion = _population(cohort, sizes) / max(cohort.draws, 1)
+    expansion = np.count_nonzero(_selectable(cohort, sizes)) / max(cohort.draws, 1)
     return cohort.multiplicity * _on_grid(expansion * rho[cohort.clients])
 
 
 def _sending(cohort: Cohort, sizes: Ints) -> Ints:
     """Return how often each selected client counts, (m,): 0 without samples."""
-    sending: Ints = np.where(sizes[cohort.clients] > 0, cohort.multiplicity, 0)
-    return sending
+    return np.where(sizes[cohort.clients] > 0, cohort.multiplicity, 0)
 
 
 def _inclusion(cohort: Cohort, name: str) -> Floats:
@@ -198,25 +170,17 @@ def _on_grid(values: Floats) -> Floats:
     return np.rint(values * GRID) / GRID
 
 
-def _kept(cohort: Cohort) -> NDArray[np.bool_] | None:
-    """Return a mask of clients that can be selected, (N,), if the cohort's strata leave some out; else None."""
+def _selectable(cohort: Cohort, sizes: Ints) -> NDArray[np.bool_]:
+    """Return a mask of the clients that can be selected, (N,): all, unless the cohort's strata leave some out."""
     groups = None if cohort.presence is None else cohort.presence.groups
-    if cohort.stratum is None or groups is None or groups.min() >= 0:
-        return None
+    if cohort.stratum is None or groups is None:
+        return np.broadcast_to(np.True_, sizes.shape)
     return groups >= 0
-
-
-def _population(cohort: Cohort, sizes: Ints) -> int:
-    """Return N, the number of clients that can be selected."""
-    kept = _kept(cohort)
-    return sizes.size if kept is None else int(kept.sum())
 
 
 def _population_weights(cohort: Cohort, sizes: Ints, population: Population) -> Floats:
     """Return ρ_k of all clients, (N,): their share of all samples, or of all clients; 0 for those left out."""
-    counted = sizes if population == "samples" else np.ones_like(sizes)
-    kept = _kept(cohort)
-    counted = counted if kept is None else np.where(kept, counted, 0)
+    counted = _selectable(cohort, sizes) * (sizes if population == "samples" else 1)
     share: Floats = counted / int(counted.sum())
     return share
 
@@ -318,7 +282,7 @@ class Weighing:
         if self.judges:
             takes(part, self._chosen.after, "work", method="after")
         self.per_sample = int(part.marks.get("per_sample", 0))
-        self._normalized = part.marks.get("normalized", True)
+        self.normalizes = bool(part.marks.get("normalized", True))  # the sum of updates is divided by the total weight
         self.averages_models = bool(part.marks.get("averages_models", False))
         if self.judges and self.averages_models:
             raise UserError(
@@ -336,10 +300,6 @@ class Weighing:
         """True if coefficients depend on the result of the clients' work."""
         return callable(getattr(self._chosen, "after", None))
 
-    def normalizes(self, cohort: Cohort) -> bool:
-        """Return whether the sum of updates is divided by the total weight."""
-        return bool(self._normalized(cohort) if callable(self._normalized) else self._normalized)
-
     def of(self, cohort: Cohort, sizes: Ints, round: int) -> Floats:
         """Return the coefficient of every selected client, float64 (m,); for weights per sample (or pair), the factor
         of one.
@@ -347,34 +307,20 @@ class Weighing:
         with calling(self.part, round):
             found = self._chosen(_closed(cohort), read_only(sizes))
         coefficients = self._checked(found, cohort, round)
-        normalizes, total = self.normalizes(cohort), self._total(coefficients, cohort.clients, sizes)
-        if not total and normalizes and self.part.foreign and sizes[cohort.clients].any():
+        total = self._total(coefficients, cohort.clients, sizes)
+        if not total and self.normalizes and self.part.foreign and sizes[cohort.clients].any():
             problem = "gave all participants the coefficient 0, and their sum is divided by: give some of them more"
             raise refuse_result(self.part, problem, round)
-        if not total < (LARGEST_TOTAL if normalizes else LARGEST):
+        if not total < LARGEST:
             problem = f"gave coefficients that add up to {total:.3g}, more than a sum can hold: make them smaller"
             raise refuse_result(self.part, problem, round)
-        return on_grid(coefficients, total) if normalizes else coefficients
+        return on_grid(coefficients, total) if self.normalizes else coefficients
 
     def _total(self, coefficients: Floats, clients: Ints, sizes: Ints) -> float:
         """Return Σ |coefficient| · n^per_sample."""
         own = sizes if len(clients) == len(sizes) else sizes[clients]
         counts = own if self.per_sample == 1 else own**self.per_sample  # NumPy's x ** 1 is slow
         return float((np.abs(coefficients) * counts).sum())
-
-    @property
-    def _divides(self) -> bool:
-        """True if sums are always divided by the total weight."""
-        return self._normalized is True
-
-    def check_total(self, total: float, participants: int, round: int) -> None:
-        """Reject judged weights whose sum cannot be a divisor."""
-        if participants and not total > 0:
-            problem = (
-                f"the shares that after() returned for {participants} clients add up to {total:g}: the sum of updates "
-                "is divided by them, so that some must be above 0"
-            )
-            raise refuse_result(self.part, problem, round)
 
     def surplus(self, coefficients: Floats) -> float:
         """Return Σ c_k − 1 if the next model is Σ c_k w_k and not w + Σ c_k Δ_k; 0 for all other weights.
@@ -388,24 +334,20 @@ class Weighing:
         with calling(self.part, work.round, work.client):
             found = self._chosen.after(work)
         try:
-            pair = found if isinstance(found, tuple) else (found, found)
-            factor, share = (math.nan if is_complex(value) else float(value) for value in pair)
-        except (TypeError, ValueError, RuntimeError):
+            factor, share = map(float, found if isinstance(found, tuple) else (found, found))
+        except (TypeError, ValueError):
             factor = share = math.nan
-        if not (math.isfinite(factor) and math.isfinite(share)) or (self._divides and share < 0):
-            problem = (
-                f"after() returned {found!r}: return two finite numbers, or one that is both, the second of them (a "
-                "share of what the sum is divided by) not below 0"
-            )
+        if not (math.isfinite(factor) and math.isfinite(share)) or (self.normalizes and share < 0):
+            problem = f"after() returned {found!r}: return a finite factor, and a share of the divisor not below 0"
             raise refuse_result(self.part, problem, work.round, work.client)
         return factor, share
 
     def _checked(self, found: Any, cohort: Cohort, round: int) -> Floats:
         coefficients: Floats = result_array(self.part, found, cohort.clients.shape, "coefficients", round)
-        if self.normalizes(cohort) and (negative := coefficients < 0).any():
-            place = int(np.flatnonzero(negative)[0])
+        if self.normalizes and (coefficients < 0).any():
+            worst = coefficients.argmin()
             problem = (
-                f"gave client {cohort.clients[place]} the coefficient {coefficients[place]}: none may be below "
+                f"gave client {cohort.clients[worst]} the coefficient {coefficients[worst]}: none may be below "
                 "0 where the sum is normalized"
             )
             raise refuse_result(self.part, problem, round)

@@ -86,7 +86,7 @@ def data_sampler(*, pooled: bool = False) -> dict[str, Any]:
 def weights(
     *,
     per_sample: bool | int = False,
-    normalized: bool | Callable[[Any], bool] = True,
+    normalized: bool = True,
     averages_models: bool = False,
 ) -> dict[str, Any]:
     """Make a function `(cohort, sizes (N,), *, options) -> coefficients (m,)` a choice for `server.weights`.
@@ -99,8 +99,8 @@ def weights(
     per_sample : bool or 2
         True if a coefficient is the factor of one sample used, False if it is that of the client's update. 2: the
         factor of a pair of samples, so that a client counts by the square of the samples used.
-    normalized : bool or callable
-        True divides the weighted sum by the total weight; a function of the cohort if that depends on the cohort.
+    normalized : bool
+        True divides the weighted sum by the total weight.
     averages_models : bool
         True makes the next model Σ c_k w_k, the sum of the models, instead of w + Σ c_k (w_k − w).
     """

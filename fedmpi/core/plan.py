@@ -114,7 +114,7 @@ class Planner:
             clients=cohort.clients,
             coefficients=coefficients,
             per_sample=weighing.per_sample,
-            normalize=weighing.normalizes(cohort) and not clips,
+            normalize=weighing.normalizes and not clips,
             probability=probability,
             mediators=mediators,
             one_step=opening,

@@ -6,7 +6,6 @@ receives the same sums and takes the same step.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from functools import partial
@@ -44,14 +43,11 @@ from fedmpi.mpi import Cluster
 from fedmpi.privacy.updates import add_noise, adds_noise, planned_participants
 
 SUMS = ("weight", "clients", "samples", "steps", "loss_sum", "loss_count", "stop", "visits", "hops", "diverged")
-ATTENDED = ("power", "places", "due")
+ATTENDED = ("places", "due")
 OBSERVED = ("clipped", "moment_weight", "moment_weighted_squares", "moment_term_squares", "moment_weighted_gain")
 SingleUpdates = Callable[[Accumulator], CombinedSum | JudgedSum]
 PER_RANK = 4
 """Number of metrics per rank: busy, load and idle seconds, and cost."""
-
-LARGEST_POWER = 1023
-"""Largest power of two of a float."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +72,7 @@ class RoundTotals:
     update : Tensor float32 (d,)
         Σ c_k Δ_k. Valid until the next sum and read-only, because other ranks may read the same memory.
     sums : dict
-        The metric sums by name (`SUMS`, `ATTENDED`, `OBSERVED`); the update and "weight" are the true ones times
-        2**power.
+        The metric sums by name (`SUMS`, `ATTENDED`, `OBSERVED`).
     busy, load, idle : float64 (ranks,)
         Seconds per rank of local work, of data loading within it, and of waiting for mediators' models.
     cost : float64 (ranks,)
@@ -161,10 +156,10 @@ class RoundSum:
         for vectors in self.further.values():
             vectors.flush()
         judged, moments = self.own, observer.moments() if observer else UpdateMoments()
-        weight, power = (judged.weight, judged.power) if isinstance(judged, JudgedSum) else (report.weight, 0)
+        weight = judged.weight if isinstance(judged, JudgedSum) else report.weight
         visits, hops, idle_seconds = (relayed.visits, relayed.hops, relayed.idle_seconds) if relayed else (0, 0, 0.0)
         done = [weight, report.clients, report.samples, report.steps, report.loss_sum, report.loss_count]
-        sums = [*done, float(stop), visits, hops, report.diverged, power, work.places, work.due]
+        sums = [*done, float(stop), visits, hops, report.diverged, work.places, work.due]
         observed = [observer.clipped if observer else 0, *astuple(moments)]
         ranks = np.zeros((PER_RANK, self.cluster.size))
         ranks[:, self.cluster.rank] = busy_seconds, report.load_seconds, idle_seconds, work.cost
@@ -266,7 +261,7 @@ class ServerStep:
             add_noise(update, self.streams, plan.round, privacy.noise_multiplier, privacy.clip_norm, share)
         if self.hooks is None:
             return update
-        weight = math.ldexp(totals.sums["weight"], -round(totals.sums["power"]))
+        weight = totals.sums["weight"]
         true_divisor, participants = weight if self._divides(plan, totals) else 1.0, round(totals.sums["clients"])
         facts = Totals(self.clients, participants, weight, true_divisor, plan.round, plan.lr)
         return self.hooks.server_step(update, totals.further, facts)
@@ -288,10 +283,8 @@ class ServerStep:
         return bool(self.config.server.aggregator.name != "mean")
 
     def divisor(self, plan: Plan, totals: RoundTotals) -> float:
-        """Return the divisor of the scaled sum of updates: the total weight of the returned updates, or 1."""
-        if self._divides(plan, totals):
-            return totals.sums["weight"]
-        return math.ldexp(1.0, min(round(totals.sums["power"]), LARGEST_POWER))
+        """Return the divisor of the sum of updates: the total weight of the returned updates, or 1."""
+        return totals.sums["weight"] if self._divides(plan, totals) else 1.0
 
     def _divides(self, plan: Plan, totals: RoundTotals) -> bool:
         return plan.normalize and totals.sums["weight"] > 0 and not self.combines

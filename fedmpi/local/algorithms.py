@@ -70,7 +70,7 @@ class Totals:
     participants : int
         m, the number of clients whose updates were summed.
     weight : float
-        Σ coefficient over these clients; for weights with `after`, Σ of the shares that it returned.
+        Σ coefficient over these clients; for weights with `after`, the divisor of the sums.
     divisor : float
         Divisor that turns the weighted sum into the update: `weight`, or 1 for weights that are not normalized.
     round : int

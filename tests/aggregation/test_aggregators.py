@@ -84,17 +84,15 @@ def combined(chosen: Aggregator, updates: torch.Tensor, coefficients: torch.Tens
 
 
 @pytest.mark.parametrize("m", [7, 10])
-@pytest.mark.parametrize("slices", [1, 5])
 @pytest.mark.parametrize("name", CASES)
-def test_an_aggregator_does_what_a_plain_loop_does(name: str, slices: int, m: int) -> None:
+def test_an_aggregator_does_what_a_plain_loop_does(name: str, m: int) -> None:
     plain, options = CASES[name]
     updates = some_updates(m, 203)
     coefficients = np.random.default_rng(1).dirichlet(np.ones(m))
     expected = plain(updates.tolist(), coefficients.tolist(), **options)
-    found = combined(
-        built_in(name, **options), torch.from_numpy(updates), torch.from_numpy(coefficients), slices=slices
-    )
-    assert found.tolist() == pytest.approx(expected, rel=1e-10, abs=1e-12)
+    for slices in (1, 5):
+        found = combined(built_in(name, **options), torch.from_numpy(updates), torch.from_numpy(coefficients), slices)
+        assert found.tolist() == pytest.approx(expected, rel=1e-10, abs=1e-12)
 
 
 @pytest.mark.parametrize("name", ["median", "trimmed-mean", "krum", "multi-krum"])
@@ -137,8 +135,7 @@ def plan(round: int = 0, normalize: bool = True) -> Plan:
     return Plan(round, 0.1, np.arange(0), np.zeros(0), False, normalize)
 
 
-@pytest.mark.parametrize("exact", [False, True])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "exact"), [("norm-clip", True), ("multi-krum", False)])
 def test_an_aggregated_sum_is_what_the_aggregator_makes_of_all_kept_updates(name: str, exact: bool) -> None:
     plain, options = CASES[name]
     updates, cluster = some_updates(9, 700).astype(np.float32), Cluster.connect()
@@ -146,7 +143,6 @@ def test_an_aggregated_sum_is_what_the_aggregator_makes_of_all_kept_updates(name
     buffer = cluster.sum_tensor(700, np.int64 if exact else np.float32, torch.device("cpu"))
     inner = FixedPointSum(buffer) if exact else FloatSum(buffer)
     kept = CombinedSum(inner, built_in(name, **options), cluster, torch.zeros(700))
-    assert block_width(9, 700, False) < 700
     for round in range(2):
         kept.reset()
         kept.begin(plan(round), torch.zeros(700))
@@ -182,35 +178,25 @@ def test_blocks_depend_on_participants_and_values_alone_and_give_many_ranks_a_sh
     assert block_width(5, 100, False) >= 100
 
 
-@aggregator
-def flat(updates: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:
-    return updates
-
-
-@aggregator
-def blank(updates: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:
-    return updates[0] / 0
-
-
-@aggregator
-def listed(updates: torch.Tensor, coefficients: torch.Tensor) -> list[float]:
-    return [0.0]
-
-
-@aggregator
-def beyond(updates: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:
-    return updates[0].double() * 1e300  # finite there, and not among the updates' floats
-
-
 @pytest.mark.parametrize(
-    "chosen, reason", [(beyond, "finite"), (flat, r"shape \(3, 5\)"), (blank, "finite"), (listed, "list")]
+    "answer, reason",
+    [
+        (lambda updates: updates, r"shape \(3, 5\)"),
+        (lambda updates: updates[0] / 0, "finite"),
+        (lambda updates: [0.0], "list"),
+        (lambda updates: updates[0].double() * 1e300, "finite"),  # finite there, and not among the updates' floats
+    ],
 )
-def test_what_is_no_update_is_rejected_with_the_aggregator_named(chosen: Any, reason: str) -> None:
+def test_what_is_no_update_is_rejected_with_the_aggregator_named(answer: Any, reason: str) -> None:
+    @aggregator
+    def wrong(updates: torch.Tensor, coefficients: torch.Tensor) -> Any:
+        return answer(updates)
+
     with pytest.raises(ComponentFailure, match=f"test_aggregators.*round 0.*{reason}"):
-        combined(Aggregator(resolve("aggregator", chosen), {}), torch.ones(3, 5), torch.ones(3))
+        combined(Aggregator(resolve("aggregator", wrong), {}), torch.ones(3, 5), torch.ones(3))
 
 
-@pytest.mark.parametrize("measured", [torch.tensor(torch.nan), torch.tensor(1j), [1.0]], ids=str)
+@pytest.mark.parametrize("measured", [torch.tensor(torch.nan), [1.0]], ids=str)
 def test_what_is_no_measurement_is_rejected(measured: Any) -> None:
     @aggregator
     class Measuring:

@@ -9,25 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedmpi import Cohort, ComponentFailure, UserError, weights
+from fedmpi import Cohort, ComponentFailure, weights
 from fedmpi.aggregation.exact import FixedPointSum, FloatSum, JudgedSum
 from fedmpi.aggregation.weights import ClientWork, Weighing
 from fedmpi.clients.cohort import StrataSummary, full_participation
 from fedmpi.common.plan import Plan
 from fedmpi.common.registry import resolve
 from fedmpi.mpi import Cluster
-
-
-class OneOfTwo(Cluster):
-    """Rank 0 without clients, beside another rank with one of this weight."""
-
-    def __init__(self, weight: float):
-        self.__dict__.update(vars(Cluster.connect()))
-        self.other = np.array([weight])
-
-    def gather(self, array: np.ndarray) -> list[np.ndarray]:
-        return [array, self.other]
-
 
 SIZES = np.array([3, 10, 7, 1, 29], np.int64)
 
@@ -73,6 +61,7 @@ def answering(answer: Any, normalized: bool = True) -> Weighing:
         (lambda sizes: [1.0, np.nan], "finite"),
         (lambda sizes: [-1.0, 1.0], "client 1 the coefficient -1"),
         (lambda sizes: [0.0, 0.0], "the coefficient 0"),
+        (lambda sizes: [2.0**50, 2.0**50], "more than a sum can hold"),
         (lambda sizes: 1 / 0, "ZeroDivisionError"),
     ],
 )
@@ -81,64 +70,55 @@ def test_what_are_no_coefficients_is_rejected_with_the_weights_named(answer: Any
         answering(answer).of(Cohort(np.array([1, 4]), np.ones(2, np.int64), np.ones(2)), SIZES, 6)
 
 
-@pytest.mark.parametrize("q", [0.0, 0.5, 1.0, 3.0, 9.0, 20.0])
+def summed(chosen: Weighing, losses: Sequence[float], updates: np.ndarray, exact: bool = False) -> np.ndarray:
+    """Return the step of clients 0, 1, … with these losses and updates (m, d), by the given weights."""
+    d = updates.shape[1]
+    buffer = np.zeros(d, np.int64 if exact else np.float32)
+    inner = FixedPointSum(buffer) if exact else FloatSum(buffer)
+    judged = JudgedSum(inner, chosen, lambda client, w, t: losses[client], Cluster.connect())
+    for _ in range(2):  # the first sum is forgotten
+        judged.reset()
+        judged.begin(
+            Plan(4, LR, np.arange(len(updates)), np.ones(len(updates)), False, chosen.normalizes), torch.zeros(d)
+        )
+        for client, update in enumerate(updates):
+            judged.add(torch.from_numpy(update).float(), 1.0, client)
+    judged.flush()
+    return judged.to_update(buffer).double().numpy() / (judged.weight or 1.0)
+
+
+LR = 0.05
+
+
+@pytest.mark.parametrize(
+    "q, scale, exact", [(0.0, 1.0, True), (0.5, 1e3, False), (3.0, 1.0, True), (3.0, 1.0, False), (9.0, 1e-3, False)]
+)
 @pytest.mark.parametrize("lipschitz", [None, 4.0])
-@pytest.mark.parametrize("scale", [1.0, 1e-3, 1e3])
-def test_q_ffl_takes_the_step_of_its_paper(q: float, lipschitz: float | None, scale: float) -> None:
+def test_q_ffl_takes_the_step_of_its_paper(q: float, scale: float, exact: bool, lipschitz: float | None) -> None:
     """Li et al. 2020, Algorithm 2 (q-FedAvg): w − Σ Δ_k / Σ h_k, in plain loops, however small or large losses are."""
-    draws = np.random.default_rng(2)
-    start, updates, lr = draws.normal(size=6), draws.normal(size=(4, 6)) * scale**0.5, 0.05
+    updates = np.random.default_rng(2).normal(size=(4, 6)) * scale**0.5
     losses = [0.3 * scale, 2.0 * scale, 0.7 * scale, 1.1 * scale]
-    bound = 1 / lr if lipschitz is None else lipschitz
+    bound = 1 / LR if lipschitz is None else lipschitz
     step, total = np.zeros(6), 0.0
     for update, loss in zip(updates, losses, strict=True):
-        local = start + update
-        gradient = bound * (start - local)
+        gradient = -bound * update
         step += loss**q * gradient
         total += q * loss ** (q - 1) * float(gradient @ gradient) + bound * loss**q
-    expected = start - step / total
-
-    total_sum = FloatSum(np.zeros(6, np.float32))
     chosen = weighing("q-ffl", q=q, lipschitz=lipschitz)
-    judged = JudgedSum(total_sum, chosen, lambda client, w, t: losses[client], Cluster.connect())
-    judged.reset()
-    judged.begin(Plan(0, lr, np.arange(4), np.ones(4), False, True), torch.from_numpy(start))
-    for client, update in enumerate(updates):
-        judged.add(torch.from_numpy(update).float(), 1.0, client)
-    judged.flush()
-    taken = total_sum.tensor.double().numpy() / judged.weight
-    assert taken == pytest.approx(expected - start, rel=2e-6)
-    assert 0.5 <= judged.weight < 1
+    assert summed(chosen, losses, updates, exact) == pytest.approx(-step / total, rel=2e-6)
 
 
-def test_a_rank_without_clients_adds_nothing_to_tiny_weights() -> None:
-    judged = JudgedSum(FloatSum(np.zeros(6, np.float32)), weighing("q-ffl", q=20.0), lambda *_: 1.0, OneOfTwo(1e-180))
-    judged.reset()
-    judged.flush()
-    assert not judged.inner.tensor.any() and 0.5 <= judged.weight < 1
-
-
-def test_updates_of_weights_far_apart_are_added_up() -> None:
-    """The first client's weight is 1e-120, the second one's 1: only the second counts."""
-    losses, total = {0: 1e-6, 1: 1.0}, FloatSum(np.zeros(6, np.float32))
-    judged = JudgedSum(total, weighing("q-ffl", q=20.0), lambda client, w, t: losses[client], Cluster.connect())
-    judged.reset()
-    judged.begin(Plan(0, 0.5, np.arange(2), np.ones(2), False, True), torch.zeros(6))
-    for client in (0, 1):
-        judged.add(torch.full((6,), 0.25 + client), 1.0, client)
-    judged.flush()
-    bound, square = 2.0, 6 * 1.25**2
-    expected = 1.25 / (20 * bound * square + 1)
-    assert (total.tensor / judged.weight).tolist() == pytest.approx([expected] * 6, rel=1e-6)
-
-
-def test_exact_sums_reject_weights_finer_than_their_steps() -> None:
-    chosen, cluster = weighing("q-ffl", q=5.0), Cluster.connect()
-    judged = JudgedSum(FixedPointSum(np.zeros(6, np.int64)), chosen, lambda client, w, t: 0.01, cluster)
-    judged.begin(Plan(3, 0.1, np.arange(2), np.ones(2), False, True), torch.zeros(6))
-    judged.add(torch.full((6,), 0.1), 1.0, 0)
-    with pytest.raises(UserError, match="round 3, too little for exact sums"):
-        judged.flush()
+@pytest.mark.parametrize("exact", [False, True])
+def test_shares_by_which_nothing_can_be_divided_are_rejected_with_component_and_round(exact: bool) -> None:
+    ones = np.ones((2, 6))
+    with pytest.raises(ComponentFailure, match=r"weights q-ffl .*in round 4: shares .* too little"):
+        summed(weighing("q-ffl", q=20.0 if not exact else 5.0), [0.01, 0.01], ones, exact)
+    with pytest.raises(ComponentFailure, match=r"weights .*Judge.* in round 4: shares .* add up to 0"):
+        summed(judging([(1.0, 0.0), (-1.0, 0.0)]), [1.0, 1.0], ones, exact)
+    with pytest.raises(ComponentFailure, match=r"in round 4, client 1: after\(\) returned -0.5: .* not below 0"):
+        summed(judging([1.0, -0.5]), [1.0, 1.0], ones, exact)
+    assert not summed(judging([]), [], np.ones((0, 6)), exact).any()
+    assert not summed(judging([-1.0, 1.0], normalized=False), [1.0, 1.0], ones, exact).any()
 
 
 def judging(answers: Sequence[Any], normalized: bool = True) -> Weighing:
@@ -152,34 +132,6 @@ def judging(answers: Sequence[Any], normalized: bool = True) -> Weighing:
             return answers[work.client]
 
     return weighing(weights(normalized=normalized)(Judge))
-
-
-@pytest.mark.parametrize("exact", [False, True])
-def test_shares_by_which_nothing_can_be_divided_are_rejected_with_component_and_round(exact: bool) -> None:
-    def flushed(answers: Sequence[Any], normalized: bool = True) -> float:
-        inner = FixedPointSum(np.zeros(6, np.int64)) if exact else FloatSum(np.zeros(6, np.float32))
-        judged = JudgedSum(inner, judging(answers, normalized), lambda *_: 1.0, Cluster.connect())
-        judged.reset()
-        judged.begin(Plan(4, 0.1, np.arange(2), np.ones(2), False, normalized), torch.zeros(6))
-        for client in range(len(answers)):
-            judged.add(torch.ones(6), 1.0, client)
-        judged.flush()
-        return judged.weight
-
-    with pytest.raises(ComponentFailure, match=r"weights .*Judge.* in round 4: the shares .* 2 clients add up to 0"):
-        flushed([(1.0, 0.0), (-1.0, 0.0)])
-    with pytest.raises(ComponentFailure, match=r"in round 4, client 1: after\(\) returned -0.5: .* not below 0"):
-        flushed([1.0, -0.5])
-    assert flushed([]) == 0.0 and flushed([0.0, 1.0]) > 0 and flushed([-1.0, 1.0], normalized=False) == 0.0
-
-
-def test_coefficients_whose_sum_overflows_are_rejected_with_component_and_round() -> None:
-    for normalized, most in ((True, 1e200), (False, 2.0**50)):
-        chosen = weighing(weights(normalized=normalized)(lambda cohort, sizes, most=most: np.full(2, most)))
-        with pytest.raises(
-            ComponentFailure, match="in round 3: gave coefficients that add up to .* more than a sum can hold"
-        ):
-            chosen.of(Cohort(np.arange(2)), np.ones(4, np.int64), 3)
 
 
 @pytest.mark.parametrize("answer", [float("nan"), "much", (1.0,), (1.0, 2.0, 3.0), None])

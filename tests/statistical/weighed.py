@@ -40,11 +40,6 @@ def coefficients(
     return found * used if chosen.per_sample else found * ((used > 0) | chosen.averages_models)
 
 
-def is_normalized(kind: str, cohort: Cohort) -> bool:
-    """Return True if the sum is divided by the total weight."""
-    return weighing(kind).normalizes(cohort)
-
-
 def there(law: str, streams: Streams, round: int, clients: int, labels: Ints | None = None) -> Ints:
     """Return the available clients of a round for a model as "bernoulli clients.availability.probability=0.3"."""
     config = load_config(None, f"clients.sampler=all clients.availability={law}".split())
