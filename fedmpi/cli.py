@@ -339,28 +339,14 @@ def show_config(
 
 @app.command()
 def inspect(
-    shards: Annotated[
-        str, typer.Argument(metavar="SHARDS|RUN", help='A folder of shards, or "digits"; with --clients, of a run.')
-    ],
+    shards: Annotated[str, typer.Argument(metavar="SHARDS", help='A folder of shards, or "digits".')],
     plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw it.")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Check every file's sha256.")] = False,
-    clients: Annotated[bool, typer.Option("--clients", help="Show the clients of a run.")] = False,
 ) -> None:
-    """Show the clients of shards, or with --clients those of a run.
+    """Show clients, sizes, classes and heterogeneity of a data set.
 
     Example: fedmpi inspect digits
     """
-    if clients:
-        from fedmpi.describe.run import inspect_clients
-
-        if verify:
-            raise UserError("--verify checks a folder of shards, not what --clients shows. Leave it out")
-        found = inspect_clients(Path(shards))
-        found.render(console())
-        if plot is not None:
-            found.plot(plot)
-            print(f"drawn to {plot}")
-        return
     from fedmpi.describe.data import inspect_folder
 
     inspection = inspect_folder(shards, verify=verify)

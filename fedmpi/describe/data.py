@@ -1,4 +1,4 @@
-"""A federated data set described: sizes, classes per client, heterogeneity; as a table and as a picture.
+"""A federated data set described: sizes, classes per client, heterogeneity; as a table and as a figure.
 
 Measures are computed block by block over the clients, so that a million of them take a second and little memory.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,6 @@ from fedmpi.data.statistics import Counts, divergences, label_distances
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,12 @@ class Inspection:
     """A store and its measures."""
 
     store: ShardStore
-    measures: Heterogeneity
-    verified: bool  # Checksums were compared
+    verified: bool = False  # Checksums were compared
+
+    @cached_property
+    def measures(self) -> Heterogeneity:
+        """Return the measures of the partition."""
+        return measure(self.store.sizes, self.store.class_count_blocks if self.store.description.labeled else None)
 
     def render(self, console: Console) -> None:
         """Print the table."""
@@ -136,10 +140,13 @@ class Inspection:
 
         Above `CLIENTS_SHOWN` clients the bubbles show as many, evenly spaced over the clients; the histogram shows all.
         """
-        check_picture(path)
-        from matplotlib.figure import Figure  # slow to import
-
+        try:
+            from matplotlib.figure import Figure  # slow to import
+        except ImportError:
+            raise UserError('--plot needs matplotlib. Install it with pip install "fedmpi[report]"') from None
         store, figure = self.store, Figure(figsize=_INCHES, layout="constrained")
+        if path.suffix.lower().lstrip(".") not in figure.canvas.get_supported_filetypes():
+            raise UserError(f"the figure {path} cannot be drawn. End its name in .png, .pdf or .svg")
         if store.description.labeled:
             bubbles, histogram = figure.subplots(1, 2, width_ratios=(5, 3))
             _draw_bubbles(bubbles, store)
@@ -148,19 +155,15 @@ class Inspection:
         _draw_sizes(histogram, store.sizes)
         scheme = store.manifest.partition
         figure.suptitle(f"{store.name}, {scheme}: {store.clients:,} clients, {store.samples:,} samples")
-        save_picture(figure, path)
-
-
-def inspect_store(store: ShardStore, verified: bool = False) -> Inspection:
-    """Measure an open store."""
-
-    blocks = store.class_count_blocks if store.description.labeled else None
-    return Inspection(store, measure(store.sizes, blocks), verified)
+        try:
+            figure.savefig(path, dpi=150)
+        except OSError as error:
+            raise UserError(f"the figure {path} cannot be written ({error.strerror}). Choose another place") from None
 
 
 def inspect_folder(path: Path | str, verify: bool = False) -> Inspection:
     """Open and measure a shard folder, or "digits"."""
-    return inspect_store(open_store(path, verify=verify), verify)
+    return Inspection(open_store(path, verify=verify), verify)
 
 
 CLIENTS_SHOWN = 100
@@ -172,27 +175,6 @@ LINEAR_UP_TO = 50
 _INCHES = (12.0, 4.8)
 _COLOR = "#2a6f97"
 _SMALLEST = 2.0  # square points: one sample among thousands is still seen
-
-
-def check_picture(path: Path) -> None:
-    """Reject a figure that cannot be written, before any other work."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-    except ImportError:
-        raise UserError('--plot needs matplotlib. Install it with pip install "fedmpi[report]"') from None
-    known = FigureCanvasAgg.get_supported_filetypes()
-    if path.suffix.lower().lstrip(".") not in known:
-        raise UserError(f"the picture {path} cannot be drawn. End its name in .png, .pdf or .svg")
-    if not path.parent.is_dir():
-        raise UserError(f"the picture {path} cannot be written: the folder {path.parent} does not exist; make it first")
-
-
-def save_picture(figure: Figure, path: Path) -> None:
-    """Write a figure in the format that the file name's ending asks for."""
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise UserError(f"the picture {path} cannot be written ({error.strerror}). Choose another place") from None
 
 
 def _draw_bubbles(axes: Axes, store: ShardStore) -> None:

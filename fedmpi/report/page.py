@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import fedmpi
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import names_a_file, remedy, write_whole
-from fedmpi.describe.run import CLIENT_SCORES
 from fedmpi.records.history import SCORES, json_value
 from fedmpi.report import curves as drawing
 from fedmpi.report.curves import LINK_NAMES, TITLES, Configuration, configurations, key_title, rounded
@@ -33,6 +32,12 @@ UNITS = {"samples": "samples", "megabytes": "MB", "seconds": "seconds", "virtual
 FIRST = ("test_accuracy", "val_accuracy", "test_macro_f1", "val_macro_f1", "test_loss", "val_loss", "train_loss")
 """Keys that are offered first."""
 FAIRNESS = {"used": "used at all", "effective": "effective share", "gini": "Gini", "largest": "most often"}
+CLIENT_SCORES = {
+    "accuracy": "accuracy",
+    "tuned_accuracy": "accuracy, fine-tuned",
+    "loss": "loss",
+    "tuned_loss": "loss, fine-tuned",
+}
 Spec = dict[str, Any]
 
 
