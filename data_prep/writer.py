@@ -477,7 +477,6 @@ def _raw(arrays: ClientArrays, named: bool) -> RawDataset:
         test_y=test_y,
         skipped=0,
         licence="",
-        notes=arrays.notes,
         citation="",
         vocabulary=tuple(map(str, range(description.vocabulary))),
         read_targets=None if has_classes else lambda rows: y[rows],

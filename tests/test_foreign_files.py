@@ -126,11 +126,6 @@ class WrongHook(LocalAlgorithm):
         return None
 
 
-def no_clients():
-    x, y = np.zeros((0, 2), np.float32), np.zeros(0, int)
-    return fedmpi.ClientArrays(x, y, y, test=(x, y))
-
-
 def later(view, k=3):
     return Cohort(view.available[:k])
 
@@ -148,7 +143,6 @@ MISFITS: list[tuple[str, Any, dict[str, Any], str]] = [
     ("server.optimizer", server_optimizer(NoMethod), {}, r"has no method step\(w, update\)"),
     ("local.algorithm", WrongHook, {}, r"Write def correction\(self, client, server, generator\)"),
     ("local.algorithm", Pushed, {}, "proximal_mu = -1.0"),
-    ("data.source", no_clients, {}, "no_clients': ClientArrays: x holds no sample"),
 ]
 """Key, chosen value, other settings, words of the error."""
 

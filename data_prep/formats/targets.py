@@ -12,7 +12,7 @@ import numpy as np
 from data_prep.raw import RawDataset, ReadOptions, Tally
 from fedmpi.common.errors import UserError
 from fedmpi.common.types import AnyArray, Bools, Floats, Ints
-from fedmpi.data.arrays import kept_targets, one_column, one_hot_classes, truth_values
+from fedmpi.data.arrays import kept_targets, one_column
 
 MISSING = frozenset(("", "?", "NA", "N/A", "n/a", "#N/A", "<NA>", "NULL", "null", "None", "NaN", "nan", "NAN", "-nan"))
 """Cells without a value: the marks that pandas reads as missing, and `?` of the UCI files."""
@@ -67,6 +67,20 @@ def uniform(values: AnyArray) -> AnyArray:
             raise UserError(f"A label or user of {longest:,} characters is none. Name another column as label or user.")
         return np.array([str(v).strip() for v in held]) if all(isinstance(v, str | bool) for v in held) else values
     return values.astype(str) if values.dtype.kind == "b" else values
+
+
+def truth_values(y: AnyArray, positions: int) -> AnyArray:
+    """Return targets (n, C) that are all 0 or 1 as truth values, unless samples have so many positions."""
+    several = y.ndim == 2 and y.dtype.kind in "iu" and 1 < y.shape[1] != positions
+    return y.astype(bool) if several and np.isin(y, (0, 1)).all() else y
+
+
+def one_hot_classes(y: AnyArray) -> Ints | None:
+    """Return the class of each row of targets (n, C) that all have one 1 among zeros; None if some do not."""
+    if y.ndim != 2 or y.shape[1] < 2 or not len(y) or y.dtype.kind not in "biuf":
+        return None
+    one_hot = np.isin(y, (0, 1)).all() and (np.count_nonzero(y, axis=1) == 1).all()
+    return y.argmax(axis=1).astype(np.int64) if one_hot else None
 
 
 @dataclass(frozen=True)

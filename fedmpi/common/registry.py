@@ -83,7 +83,7 @@ KINDS = {
         Kind("local optimizer", "local.optimizer", ("fedmpi.local.optimizers",), given=("lr",)),
         Kind("schedule", "local.schedule", ("fedmpi.local.optimizers",)),
         Kind("model", "model", ("fedmpi.models.image_models", "fedmpi.models.text_models"), late=True),
-        Kind(SOURCE, "data.source", ("fedmpi.data.digits_options",)),
+        Kind(SOURCE, "data.source", ("fedmpi.data.opening",)),
         Kind("loss", "task.loss", ("fedmpi.tasks.losses",)),
         Kind("metric", "task.metrics", ("fedmpi.tasks.metrics",), several=True),
         Kind("availability", "clients.availability", ("fedmpi.clients.availability",)),

@@ -1,51 +1,102 @@
 """The data that a configuration names, as a shard store: a folder, data in memory, or the embedded digits.
 
 scikit-learn's 1,797 real 8 x 8 images of digits need no preparation: Alpaydin and Kaynak, Optical Recognition of
-Handwritten Digits, UCI Machine Learning Repository (CC BY 4.0).
+Handwritten Digits, UCI Machine Learning Repository (CC BY 4.0). What needs h5py is imported when data are opened, since
+commands that list options import this module.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.registry import DIGITS, SOURCE, Chosen, in_memory, is_digits
+from fedmpi.common.registry import DIGITS, SOURCE, Chosen, in_memory, is_digits, register
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import AnyArray, Ints
-from fedmpi.data.arrays import arrays_of
-from fedmpi.data.assignment import dirichlet_by_class, even_sizes, iid
-from fedmpi.data.digits_options import DigitsOptions
-from fedmpi.data.schema import DataDescription, Manifest, ShardFile
-from fedmpi.data.shards import ShardStore, open_folder, shard_in_memory
+
+if TYPE_CHECKING:
+    from fedmpi.data.shards import ShardStore
 
 CLASSES = 10
 TEST_EVERY = 5
 
 
-def open_digits(where: str, options: Mapping[str, Any]) -> ShardStore:
-    """The embedded digits as a store, with the options written in `where` and those in `options`."""
-    chosen: DigitsOptions = Chosen.read(SOURCE, {"name": where, **options}, DIGITS).make()
-    x, y, test_x, test_y = load_digits_split()
-    if chosen.clients > len(y):
+@register("data source", name=DIGITS)
+@dataclass(frozen=True, kw_only=True)
+class DigitsOptions:
+    """The 1,797 handwritten digits that come with scikit-learn, given to clients; no file is needed.
+
+    `data.source` may also name a folder that `python -m data_prep` wrote. Options may be written in the name as well,
+    "digits:clients=50,partition=iid".
+
+    Parameters
+    ----------
+    clients : int
+        N, at most the 1,442 training images.
+    partition : {"dirichlet", "iid"}
+        Dirichlet(alpha) shares of the clients for every class, or equal random parts.
+    alpha : float
+        Concentration of the Dirichlet distribution; the default is mildly heterogeneous.
+    seed : int
+        Seed of the partition, independent of a run's seed.
+    """
+
+    clients: Annotated[int, Field(ge=1)] = 20
+    partition: Literal["dirichlet", "iid"] = "dirichlet"
+    alpha: Annotated[float, Field(ge=1e-3, le=1e6)] = 1.0
+    seed: Annotated[int, Field(ge=0, lt=2**64)] = 0
+
+
+def open_store(where: Any, options: Mapping[str, Any] | None = None, verify: bool = False) -> ShardStore:
+    """Open the data that ``data.source`` names."""
+    from fedmpi.data.arrays import arrays_of
+    from fedmpi.data.shards import open_folder
+
+    if is_digits(where):
+        return open_digits(Chosen.read(SOURCE, {"name": where, **(options or {})}, DIGITS).make())
+    if in_memory(where):
+        return arrays_of(where, options or {}).store
+    if options:
+        raise UserError(f"data.{next(iter(options))} has no effect on the shard folder {where}. Remove it")
+    return open_folder(Path(where), verify)
+
+
+def open_digits(options: DigitsOptions) -> ShardStore:
+    """The embedded digits as a store."""
+    from fedmpi.data.arrays import ClientArrays
+    from fedmpi.data.assignment import dirichlet_by_class, even_sizes, iid
+
+    x, y, *test = load_digits_split()
+    if options.clients > len(y):
         raise UserError(f"the embedded digits have {len(y)} training images. Ask for at most as many clients")
-    generator = Streams(chosen.seed).generator(Purpose.PARTITION)
-    if chosen.partition == "iid":
-        rows, offsets = iid(len(y), even_sizes(len(y), chosen.clients), generator)
+    generator = Streams(options.seed).generator(Purpose.PARTITION)
+    if options.partition == "iid":
+        rows, offsets = iid(len(y), even_sizes(len(y), options.clients), generator)
     else:
-        rows, offsets, _ = dirichlet_by_class(y, CLASSES, chosen.clients, chosen.alpha, generator)
-    x, y = np.ascontiguousarray(x[rows]), y[rows]
-    x.flags.writeable = y.flags.writeable = False
-    manifest = _manifest(chosen, x, y, test_x)
-    described = manifest.description
-    return ShardStore(manifest, [shard_in_memory(x, y, described, offsets)], shard_in_memory(test_x, test_y, described))
+        rows, offsets, _ = dirichlet_by_class(y, CLASSES, options.clients, options.alpha, generator)
+    x, y, owner = x[rows], y[rows], np.repeat(np.arange(options.clients), np.diff(offsets))
+    # The schema scales uint8 by 1 / 255; mean and std are on that scale though pixels end at 16.
+    mean, std = (round(float(value), 6) for value in ((x / 255.0).mean(), (x / 255.0).std()))
+    store = ClientArrays(x, y, owner, test=test, mean=mean, std=std, clients=options.clients, name=DIGITS).store
+    store.manifest = replace(
+        store.manifest,
+        partition=options.partition,
+        partition_options={"alpha": options.alpha} if options.partition == "dirichlet" else {},
+        seed=options.seed,
+        licence="CC BY 4.0",
+        citation="E. Alpaydin, C. Kaynak: Optical Recognition of Handwritten Digits, UCI ML Repository, 1998",
+        command="embedded",
+    )
+    return store
 
 
 def load_digits_split() -> tuple[npt.NDArray[np.uint8], Ints, npt.NDArray[np.uint8], Ints]:
@@ -62,49 +113,6 @@ def load_digits_split() -> tuple[npt.NDArray[np.uint8], Ints, npt.NDArray[np.uin
 def _images_and_labels() -> tuple[AnyArray, Ints]:
     """Pixels (1797, 64) and labels, from the file that comes with scikit-learn, which is slow to import; read once."""
     package = find_spec("sklearn")
-    for folder in package.submodule_search_locations or () if package else ():
-        file = Path(folder) / "datasets" / "data" / "digits.csv.gz"
-        if file.exists():
-            table = np.loadtxt(file, np.uint8, delimiter=",")
-            return table[:, :-1], table[:, -1].astype(np.int64)
-    from sklearn.datasets import load_digits
-
-    images, labels = load_digits(return_X_y=True)
-    return images, labels.astype(np.int64)
-
-
-def _manifest(options: DigitsOptions, x: npt.NDArray[np.uint8], y: Ints, test_x: npt.NDArray[np.uint8]) -> Manifest:
-    # The schema scales uint8 by 1 / 255; mean and std are on that scale though pixels end at 16.
-    scaled = x / 255.0
-    description = DataDescription(
-        (1, 8, 8), "uint8", CLASSES, "image", 0, (round(float(scaled.mean()), 6),), (round(float(scaled.std()), 6),)
-    )
-    digest = hashlib.sha256(x.tobytes() + y.tobytes()).hexdigest()
-    law = {"alpha": options.alpha} if options.partition == "dirichlet" else {}
-    return Manifest(
-        dataset=DIGITS,
-        partition=options.partition,
-        partition_options=law,
-        seed=options.seed,
-        clients=options.clients,
-        samples=len(x),
-        classes=CLASSES,
-        class_names=tuple(map(str, range(CLASSES))),
-        description=description,
-        train=(ShardFile("", x.nbytes + y.nbytes, digest, 0, options.clients, len(x)),),
-        test=ShardFile("", test_x.nbytes, "", samples=len(test_x)),
-        licence="CC BY 4.0",
-        citation="E. Alpaydin, C. Kaynak: Optical Recognition of Handwritten Digits, UCI ML Repository, 1998",
-        command="embedded",
-    )
-
-
-def open_store(where: Any, options: Mapping[str, Any] | None = None, verify: bool = False) -> ShardStore:
-    """Open the data that ``data.source`` names."""
-    if is_digits(where):
-        return open_digits(str(where), options or {})
-    if in_memory(where):
-        return arrays_of(where, options or {}).store
-    if options:
-        raise UserError(f"data.{next(iter(options))} has no effect on the shard folder {where}. Remove it")
-    return open_folder(Path(where), verify)
+    assert package is not None and package.origin is not None
+    table = np.loadtxt(Path(package.origin).with_name("datasets") / "data" / "digits.csv.gz", np.uint8, delimiter=",")
+    return table[:, :-1], table[:, -1].astype(np.int64)
