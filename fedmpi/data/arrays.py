@@ -331,7 +331,7 @@ def _kind_of(y: AnyArray) -> str:
         return "regression" if y.dtype.kind == "f" and y.size else "classification"
     _need(
         y.ndim > 2 or y.dtype.kind not in "uif" or not np.isin(y, (0, 1)).all(),
-        f"y is {y.shape} with zeros and ones alone. Give y.argmax(1) if they stand for classes, y.astype(bool) if they "
+        f"y is {y.shape} with zeros and ones alone. Give y.argmax(1) if they are classes, y.astype(bool) if they "
         "are labels, or the kind as targets",
     )
     return {"b": "multilabel", "f": "regression"}.get(y.dtype.kind, "tokens")
