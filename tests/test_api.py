@@ -124,7 +124,7 @@ def test_a_preset_a_file_keys_and_a_configuration_say_the_same(tmp_path: Path):
 
 def test_a_configuration_is_filled_by_its_preset():
     config = fedmpi.Config(preset="fedprox", local={"lr": 0.5})
-    assert config.local.proximal_mu == fedmpi.Config.exactly({**preset_table("fedprox")}).local.proximal_mu > 0
+    assert config.local.proximal_mu == preset_table("fedprox")["local"]["proximal_mu"] > 0
     assert config.local.lr == 0.5
     share = fedmpi.Config(preset="fedavg", clients={"fraction": 0.5})
     assert share.clients.count is None and share.clients.fraction == 0.5
@@ -135,7 +135,7 @@ def preset_table(name: str) -> dict[str, Any]:
 
 
 def test_keys_over_a_complete_configuration_replace_its_own():
-    config = fedmpi.Config(preset="fedavg", clients={"count": 5}, rounds=1)
+    config = fedmpi.Config(preset="fedavg", rounds=1)
     run = fedmpi.run(config, {"clients.sampler": "all", "model.hidden": [4]})
     assert run.records[0]["participants"] == 20 and run.config.clients.count is None
     assert len(run.records) == 1 and run.config.preset == "fedavg", "what it says otherwise stays"
@@ -153,7 +153,7 @@ def test_keys_over_a_complete_configuration_replace_its_own():
         ((None,), "not NoneType"),
         (("fedavg", "rounds=3"), "not str"),
         (("fedavg", {"local.lr": 1, "local": {"lr": 2}}), "local.lr is given twice"),
-        ((fedmpi.Config(preset="fedprox"), {"preset": "fedavg"}), "cannot change its preset"),
+        ((fedmpi.Config(clients={"count": 5}), {"clients.sampler": "all"}), "clients.count (from Config) has no effect"),
         (("fedavg", {"data.source": "nowhere"}), "the shard folder nowhere does not exist"),
         (("fedavg", {"model.name": "mlpp"}), "did you mean 'mlp'"),
     ],

@@ -70,12 +70,13 @@ def test_a_preset_has_other_values_on_the_digits_and_those_of_its_paper_elsewher
     assert from_settings("preset=fedsso", "local.lr=0.05").local.lr == 0.05
 
 
-def test_what_a_preset_has_on_the_digits_does_not_follow_a_complete_configuration_to_other_data():
-    complete = fedmpi.Config(preset="astraea")
-    with pytest.raises(UserError, match=r"clients.count = 10. Start from the preset"):
-        given_config(complete, {"data.source": "shards/mine", "topology.clients_per_mediator": 10})
-    own = {"clients.count": 50, "topology.clients_per_mediator": 10}
-    assert given_config(complete, {"data.source": "shards/mine", **own}).clients.count == 50
+def test_overrides_of_a_configuration_count_as_those_of_what_it_was_made_from():
+    before = fedmpi.Config(preset="astraea", clients={"availability": "bernoulli", "availability.probability": 0.5})
+    assert before.clients.count == 10
+    after = given_config(before, {"data.source": "shards/mine", "clients.availability.probability": 0.7})
+    assert (after.clients.count, after.clients.availability.options) == (50, {"probability": 0.7})
+    assert given_config(after, {"preset": "fedavg"}).clients.fraction == 0.1
+    assert before != after and before == given_config(before, {}) and {before: 1}[given_config(before, {})]
 
 
 def test_a_count_replaces_the_fraction_of_the_preset():
@@ -147,12 +148,7 @@ def test_a_run_of_a_configuration_made_in_python_is_resumed_from_its_folder(tmp_
         ),
         (["preset=fedavg", "local=3"], "table of keys"),
         (["preset=fedavg", "noequals"], "Write table.key=value"),
-        (["clients.sampler=stratified"], "set clients.count or clients.fraction"),
         (["preset=fedavg", "samples.sampler.ratio=0.1"], 'needs samples.sampler = "ratio"'),
-        (["preset=fedavg", "samples.sampler=bernoulli"], "needs samples.budget"),
-        (["preset=fedavg", "local.optimizer=adam", "local.engine=merged"], 'needs local.optimizer = "sgd"'),
-        (["preset=fedavg", "server.weights=stratified"], 'needs clients.sampler = "stratified"'),
-        (["preset=fedavg", "cluster.placement=mediator"], 'needs topology = "mediators"'),
         (
             ["preset=fedavg", "cluster.placement=owner", "cluster.balance=measured"],
             'needs cluster.placement = "auto" or "shared"',

@@ -89,7 +89,7 @@ class Condition:
     def __str__(self) -> str:
         if self.values == (None,):
             return self.key
-        alternatives = " or ".join("one of your own" if value is OWN else _in_toml(value) for value in self.values)
+        alternatives = " or ".join("one of your own" if value is OWN else in_toml(value) for value in self.values)
         return f"{self.key} {'=' if self.included else 'other than'} {alternatives}"
 
 
@@ -103,7 +103,7 @@ def not_with(key: str, *values: Any) -> Condition:
     return Condition(key, values, included=False)
 
 
-def _in_toml(value: Any) -> str:
+def in_toml(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return f'"{value}"' if isinstance(value, str) else f"{value}"

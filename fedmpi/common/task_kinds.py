@@ -45,13 +45,10 @@ class TaskKind:
         """Return the outputs in the form that a loss needs with the targets: for a regression, in their shape."""
         return outputs.reshape(targets.shape) if self.name == "regression" else outputs
 
-    def refusal(self, part: Component) -> str | None:
-        """Return why a loss or a metric does not belong to this kind, or None."""
-        fits = kinds_of(part)
-        if not fits or self.name in fits:
-            return None
-        kinds = " or ".join(f'"{name}"' for name in fits)
-        return f'{part.key} = "{part.name}" is for task.kind = {kinds}, not "{self.name}"'
+    def fits(self, part: Component) -> bool:
+        """Check whether a loss or a metric belongs to this kind."""
+        kinds = kinds_of(part)
+        return not kinds or self.name in kinds
 
 
 OF_CLASSES = ("cross-entropy", "label-smoothing", "focal")

@@ -1,15 +1,18 @@
-"""Contradictions between the values of a configuration."""
+"""Contradictions between the values of a configuration: rows of a condition, the keys that meet, and the reason."""
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from pydantic import BaseModel
+
 from fedmpi.common.calling import calling, takes
-from fedmpi.common.task_kinds import KINDS
+from fedmpi.common.options import in_toml
+from fedmpi.common.task_kinds import KINDS, kinds_of
 from fedmpi.config.base import ALTERNATIVES
 from fedmpi.config.keys import components_of, value_of
 from fedmpi.config.server_tables import Mediators
@@ -19,19 +22,14 @@ from fedmpi.config.tables import local_algorithm
 if TYPE_CHECKING:
     from fedmpi.config.tables import ConfigTables
 
-Checks = Iterator[tuple[bool, str]]
-"""Pairs of a condition that is a contradiction, and the sentence about it."""
+Rows = Iterator[tuple[bool, Sequence[str], str]]
+"""Whether values contradict each other, the keys of these values, and the reason with the way out."""
 DRAWN_BY_SIZE = ("weighted", "clustered-md", "power-of-choice")
 SMALLEST_RATE, LARGEST_RATE = 1e-30, 1e30
 CALLED_THEMSELVES = ("model", "local optimizer", "data source")
 """Kinds that call the chosen object itself. No instance exists that could reject a configuration."""
-DRAWN_BY = {
-    "all": "",
-    "uniform": "",
-    "weighted": "their private sizes n_k",
-    "importance": "the norms of their gradients",
-    "stratified": "strata of their gradients or labels",
-}
+INDEPENDENT = ("all", "uniform")
+"""Samplers whose draws do not depend on the clients' data."""
 NO_CLASS = {
     "tokens": "a sample of tokens has a target at every position and no class of its own",
     "multilabel": "a sample may have several labels and no class of its own",
@@ -41,23 +39,18 @@ NO_CLASS = {
 
 def contradiction(c: ConfigTables) -> str | None:
     """Return the reason why the chosen values cannot be combined, or None."""
-    for group in (
-        _numbers_of_clients_and_samples,
-        _local_steps,
-        _weights,
-        _selection,
-        _ranks,
-        _own_updates,
-        _numbers,
-        _sums,
-        _private,
-        _task,
-        _algorithm,
-    ):
-        for broken, reason in group(c):
+    for group in (_selection, _local_steps, _ranks, _own_updates, _sums, _private, _task, _algorithm, _components):
+        for broken, keys, reason in group(c):
             if broken:
-                return reason
-    return next((reason for broken, reason in _refused_by_components(c) if broken), None)
+                return f"{' does not go with '.join(_given(c, key) for key in keys)}: {reason}"
+    return None
+
+
+def _given(c: ConfigTables, key: str) -> str:
+    """Return a key with its value; a table without a name as its key alone."""
+    value = value_of(c, key)
+    value = getattr(value, "name", value)
+    return key if value is None or isinstance(value, BaseModel) else f"{key} = {in_toml(value)}"
 
 
 def weighs_twice(c: ConfigTables) -> str | None:
@@ -71,307 +64,216 @@ def weighs_twice(c: ConfigTables) -> str | None:
     )
 
 
-def _numbers_of_clients_and_samples(c: ConfigTables) -> Checks:
-    """Numbers that a sampler needs, and pairs of keys of which one is enough."""
-    sampler, rows = c.clients.sampler, c.samples.sampler.name
+def _selection(c: ConfigTables) -> Rows:
+    """Numbers that a sampler needs, and options that conflict with the cohort of all clients or with mediators."""
+    sampler, data, needs, measures = c.clients.sampler, c.samples.sampler.component, _needs(c), _measures(c)
+    everybody = sampler.name == "all"
     yield (
-        sampler.name != "all" and c.clients.count is None and c.clients.fraction is None,
-        f'clients.sampler = "{sampler.name}" needs to know how many: set clients.count or clients.fraction',
+        not everybody and c.clients.count is None and c.clients.fraction is None,
+        ["clients.sampler"],
+        "set clients.count or clients.fraction, the clients of a round",
     )
-    for one, other in ALTERNATIVES:
-        values = [value_of(c, key) for key in (one, other)]
-        yield (
-            None not in values,
-            f"{one} = {values[0]} and {other} = {values[1]} say the same in two ways. Keep one of them",
-        )
-    by_norm = "norms" in _needs(c) or sampler.options.get("within_stratum") == "importance"
+    for pair in ALTERNATIVES:
+        yield None not in [value_of(c, key) for key in pair], pair, "they say the same in two ways. Keep one of them"
+    by_norm = "norms" in needs or sampler.options.get("within_stratum") == "importance"
     yield (
         by_norm and stratification(c).features.name == "label-histogram",
-        'importance draws need the norms of gradients, which clients.sampler.features = "label-histogram" lacks: set '
-        'clients.sampler.within_stratum = "uniform"',
+        ["clients.sampler", "clients.sampler.features"],
+        "importance draws need the norms of gradients. Choose other features, or uniform draws",
     )
     yield (
-        rows in ("bernoulli", "exact") and c.samples.budget is None,
-        f'samples.sampler = "{rows}" needs samples.budget, the number K of samples per round',
+        data.name in ("bernoulli", "exact") and c.samples.budget is None,
+        ["samples.sampler"],
+        "set samples.budget, the number K of samples per round",
     )
+    yield (
+        isinstance(c.topology, Mediators) and c.topology.regroup == "once" and not everybody,
+        ["topology.regroup", "clients.sampler"],
+        'hardly two clients of a group are drawn together. Set clients.sampler = "all" or topology.regroup = '
+        '"every-round"',
+    )
+    invites = c.clients.over_selection > 1
+    yield invites and everybody, ["clients.over_selection", "clients.sampler"], "all clients are invited already"
+    yield invites and _mediators(c), ["clients.over_selection", "topology"], "only mediators send to the server"
+    yield (
+        c.devices is not None and data.foreign,
+        ["devices", "samples.sampler"],
+        "simulated time counts the samples of clients before they train, which a custom data sampler does not report",
+    )
+    yield (
+        "seconds" in {*needs, *measures} and c.devices is None,
+        ["clients.sampler"],
+        "it draws by seconds, which only simulated time counts. Set devices = true",
+    )
+    for name, later in (
+        ("seconds", data.name == "exact" or c.samples.size.query == "selected"),
+        ("update_norm", data.name != "all"),
+    ):
+        yield (
+            name in measures and later,
+            ["clients.sampler", "samples.sampler"],
+            f"candidates are measured before the clients are drawn, and their samples are chosen after that. Set "
+            f'samples.sampler = "all", or draw by past numbers, needs = ("{name}",)',
+        )
 
 
-def _local_steps(c: ConfigTables) -> Checks:
+def _local_steps(c: ConfigTables) -> Rows:
     """Local steps that leave single precision, or that a merged gradient cannot replace."""
     yield (
         not SMALLEST_RATE <= _last_rate(c) <= LARGEST_RATE,
-        f"local.lr = {c.local.lr:g} leaves the range of single precision within {c.rounds} rounds of "
-        f'local.schedule = "{c.local.schedule.name}": choose a local.schedule.factor nearer 1, or a larger '
-        "local.schedule.every",
+        ["local.lr", "local.schedule"],
+        f"the rate leaves the range of single precision within {c.rounds} rounds. Choose local.schedule.factor nearer "
+        "to 1, or a larger local.schedule.every",
     )
-    yield (
-        _merged(c) and (c.local.optimizer.name != "sgd" or _mediators(c)),
-        'local.engine = "merged" takes one SGD step from the same model: it needs local.optimizer = "sgd", a star',
-    )
+    for key, many in (("local.optimizer", c.local.optimizer.name != "sgd"), ("topology", _mediators(c))):
+        yield _merged(c) and many, ["local.engine", key], "merged gradients are one SGD step from the server's model"
 
 
-def _weights(c: ConfigTables) -> Checks:
-    """Weights that divide by numbers which the sampler or the availability model cannot give."""
-    weights, availability = c.server.weights.name, c.clients.availability
-    lowest = min(availability.options["by_label"]) if availability.name == "label-group" else 1.0
-    yield (
-        weights == "stratified" and "strata" not in _needs(c),
-        'server.weights = "stratified" needs clients.sampler = "stratified"',
-    )
-    yield (
-        weights == "unbiased" and lowest == 0,
-        'server.weights = "unbiased" divides by the probability of being there, but with a 0 in '
-        "clients.availability.by_label some clients are never there: raise it, or set "
-        'server.weights = "normalized", which estimates over the clients that come',
-    )
-
-
-def _selection(c: ConfigTables) -> Checks:
-    """Options of client selection that conflict with the cohort of all clients or with mediators."""
-    everybody = c.clients.sampler.name == "all"
-    yield (
-        isinstance(c.topology, Mediators) and c.topology.regroup == "once" and not everybody,
-        'topology.regroup = "once" groups all clients once; a drawn cohort would leave hardly two of a group together: '
-        'set clients.sampler = "all" or topology.regroup = "every-round"',
-    )
-    yield (
-        c.clients.over_selection > 1 and everybody,
-        'clients.over_selection invites more clients than needed, but clients.sampler = "all" asks all of them',
-    )
-    yield (
-        c.clients.over_selection > 1 and _mediators(c),
-        "clients.over_selection takes the first updates to arrive at the server, to which only mediators send with "
-        'topology = "mediators"',
-    )
-
-
-def _ranks(c: ConfigTables) -> Checks:
+def _ranks(c: ConfigTables) -> Rows:
     """Placements of clients on ranks."""
-    cluster, feedback = c.cluster, c.compression.values.get("error_feedback")
-    yield (
-        cluster.placement == "mediator" and not _mediators(c),
-        'cluster.placement = "mediator" needs topology = "mediators"',
-    )
-    yield (
-        cluster.placement == "shared" and _mediators(c),
-        'cluster.placement = "shared" is for a star: with mediators choose "owner" or "mediator"',
-    )
-    for name, moves in (("placement", "shared"), ("balance", "measured")):
-        yield (
-            bool(feedback) and getattr(cluster, name) == moves,
-            f'cluster.{name} = "{moves}" moves clients between ranks, but compression.error_feedback keeps a client\'s '
-            "residual where its data is: switch one of them off",
-        )
-    yield (
-        _mediators(c) and cluster.server_trains == "always",
-        'cluster.server_trains = "always" does not go with topology = "mediators": rank 0 runs no relays',
-    )
+    cluster, keeps = c.cluster, bool(c.compression.values.get("error_feedback"))
+    owned = "a client's residual stays where its data is. Switch one of them off"
+    for key, broken, reason in (
+        ("cluster.placement", cluster.placement == "mediator" and not _mediators(c), "there are no mediators"),
+        ("cluster.placement", cluster.placement == "shared" and _mediators(c), 'choose "owner" or "mediator"'),
+        ("cluster.server_trains", cluster.server_trains == "always" and _mediators(c), "rank 0 trains no groups"),
+    ):
+        yield broken, [key, "topology"], reason
+    for key, moves in (
+        ("cluster.placement", cluster.placement == "shared"),
+        ("cluster.balance", cluster.balance == "measured"),
+    ):
+        yield keeps and moves, [key, "compression.error_feedback"], owned
 
 
-def _own_updates(c: ConfigTables) -> Checks:
+def _own_updates(c: ConfigTables) -> Rows:
     """Choices that need each client's own update where none is formed."""
-    weights, sampler = c.server.weights, c.clients.sampler
     needing = {
         "privacy.clip_norm": c.privacy.clip_norm is not None,
         "logging.diagnostics": c.logging.diagnostics,
-        f'compression = "{c.compression.name}"': c.compression.name != "none",
-        f'server.aggregator = "{c.server.aggregator.name}"': c.server.aggregator.name != "mean",
-        f'server.weights = "{weights.name}"': hasattr(weights.component.object, "after"),
-        f'attack = "{c.attack.name}"': c.attack.name in ("sign-flip", "noise"),
-        f'clients.sampler = "{sampler.name}" (draws by update norms)': "update_norm" in _needs(c),
+        "compression": c.compression.name != "none",
+        "server.aggregator": c.server.aggregator.name != "mean",
+        "server.weights": hasattr(c.server.weights.component.object, "after"),
+        "attack": c.attack.name in ("sign-flip", "noise"),
+        "clients.sampler": "update_norm" in _needs(c),
     }
-    relayed = {
-        **needing,
-        'local.on_divergence = "drop"': c.local.on_divergence == "drop",
-        f'clients.sampler = "{sampler.name}"': "update_norm" in _measures(c),
-    }
-    for chosen, way, broken in (
-        (_mediators(c), 'topology = "mediators"', relayed),
-        (_merged(c), 'local.engine = "merged"', {**needing, "server.exact": c.server.exact}),
+    relayed = {"local.on_divergence": c.local.on_divergence == "drop", "clients.sampler": "update_norm" in _measures(c)}
+    for way, rows in (
+        ("topology", [*needing.items(), *relayed.items()] if _mediators(c) else []),
+        ("local.engine", [*needing.items(), ("server.exact", c.server.exact)] if _merged(c) else []),
     ):
-        for what, needed in broken.items():
-            yield chosen and needed, f"{what} needs each client's own update, which {way} never forms"
+        for key, needs in rows:
+            yield needs, [key, way], "each client's own update is needed, and none is formed"
+
+
+def _sums(c: ConfigTables) -> Rows:
+    """Weights that cannot be formed, and choices that need a weighted sum where something else is formed."""
+    combines, clips, weights = c.server.aggregator.name != "mean", c.privacy.clip_norm is not None, c.server.weights
+    learns, law = hasattr(weights.component.object, "after"), c.clients.availability
+    lowest = min(law.options["by_label"]) if law.name == "label-group" else 1.0
+    both = ["server.aggregator", "server.weights"]
     yield (
-        c.privacy.clip_norm is not None and weights.name != "uniform",
-        f'privacy.clip_norm bounds what one client sends, but server.weights = "{weights.name}" multiplies it by what '
-        'depends on the clients\' data: set server.weights = "uniform"',
+        weights.name == "stratified" and "strata" not in _needs(c),
+        ["server.weights", "clients.sampler"],
+        'set clients.sampler = "stratified"',
+    )
+    yield (
+        weights.name == "unbiased" and lowest == 0,
+        ["server.weights", "clients.availability"],
+        "some clients are never available, and weights divide by their probability. Raise it, or set server.weights = "
+        '"normalized"',
+    )
+    yield (
+        clips and weights.name != "uniform",
+        ["privacy.clip_norm", "server.weights"],
+        "what one client sends is bounded before these weights multiply it by numbers of its data. Set "
+        'server.weights = "uniform"',
+    )
+    yield clips and combines, ["privacy.clip_norm", "server.aggregator"], "only the mean is a sum of bounded updates"
+    yield combines and bool(weights.component.marks.get("averages_models")), both, "these weights average models"
+    yield combines and learns, both, "these weights divide a sum by what they learn from the updates"
+    yield (
+        learns and c.logging.diagnostics,
+        ["logging.diagnostics", "server.weights"],
+        "diagnostics weigh updates as planned, and these weights change afterwards",
     )
 
 
-def _numbers(c: ConfigTables) -> Checks:
-    """Numbers of clients that samplers and the simulated clock need before they are known."""
-    data = c.samples.sampler.component
-    rule, sampler = f'samples.sampler = "{data.name}"', f'clients.sampler = "{c.clients.sampler.name}"'
-    yield (
-        c.devices is not None and data.foreign,
-        "devices (simulated time) counts the samples of every selected client before it trains, which "
-        f"{rule} does not report. Switch devices off, or choose a built-in data sampler",
-    )
-    yield (
-        "seconds" in {*_needs(c), *_measures(c)} and c.devices is None,
-        f"{sampler} draws by the seconds of clients, which are counted only in simulated time. Set devices = true",
-    )
-    yield (
-        "seconds" in _measures(c) and (data.name == "exact" or c.samples.size.query == "selected"),
-        f"{sampler} measures the seconds of its candidates before it draws, but with {rule} a client's samples, and "
-        'with them its seconds, depend on the selected clients: set samples.sampler = "all", or draw by past seconds, '
-        'needs = ("seconds",)',
-    )
-    yield (
-        "update_norm" in _measures(c) and data.name != "all",
-        f"{sampler} measures the updates of its candidates before it draws, but {rule} chooses a client's samples only "
-        'once the selected clients are known: set samples.sampler = "all", or draw by past updates, '
-        'needs = ("update_norm",)',
-    )
-
-
-def _sums(c: ConfigTables) -> Checks:
-    """Choices that need a weighted sum of updates, where the aggregator or the weights form something else."""
-    combines, weights = c.server.aggregator.name != "mean", c.server.weights.component
-    aggregator, judging = f'server.aggregator = "{c.server.aggregator.name}"', f'server.weights = "{weights.name}"'
-    judged = hasattr(weights.object, "after")
-    yield (
-        combines and c.privacy.clip_norm is not None,
-        f"privacy.clip_norm bounds what one client adds to a sum, which {aggregator} does not form: set "
-        'server.aggregator = "mean", or "norm-clip" without privacy.clip_norm',
-    )
-    yield (
-        combines and bool(weights.marks.get("averages_models")),
-        f"{judging} averages models, and {aggregator} combines updates: choose other weights",
-    )
-    yield (
-        combines and judged,
-        f"{judging} divides a sum by what it learns from the updates, and {aggregator} forms no sum: choose one of "
-        "them",
-    )
-    yield (
-        judged and c.logging.diagnostics,
-        f"logging.diagnostics weighs updates as planned, which {judging} changes afterwards: switch it off",
-    )
-
-
-def _private(c: ConfigTables) -> Checks:
+def _private(c: ConfigTables) -> Rows:
     """Choices under which one client's data changes more than its own update, so that no ε would hold."""
     if c.privacy.clip_norm is None or c.privacy.noise_multiplier == 0:
         return
-    sampler, data, law = c.clients.sampler.component, c.samples.sampler.component, c.clients.availability.component
-    size, why = c.samples.size, "for which no ε holds. With privacy.noise_multiplier"
-    drawn_by = DRAWN_BY.get(sampler.name, "what it sees of their data")
-    rule = f'samples.sampler = "{data.name}"'
-    yield (
-        bool(drawn_by),
-        f'clients.sampler = "{sampler.name}" {"may draw" if sampler.foreign else "draws"} clients by {drawn_by}: one '
-        f'client changes which others are selected, {why} set it to "uniform" or "all"',
-    )
-    yield (
-        law.foreign,
-        f'clients.availability = "{law.name}" sees the data of all clients, so that one may change which others are '
-        f"there, {why} choose a built-in model",
-    )
-    yield (
-        data.name == "exact" or (data.name == "bernoulli" and size.estimate == "exact"),
-        f"{rule} makes the samples that one client uses depend on the exact sizes of the others, {why} set "
-        'samples.sampler = "all" or "ratio", or "bernoulli" with a private samples.size.estimate',
-    )
-    yield (
-        data.foreign and bool(data.marks.get("pooled")),
-        f"{rule} sees the sizes of the whole cohort, so that one client can change the samples of others, {why} set "
-        'samples.sampler = "all" or "ratio"',
-    )
-    yield (
-        data.foreign and c.samples.budget is not None,
-        f"samples.budget gives {rule} the expected number of samples of a client, its share of the exact size of the "
-        f"whole cohort, so that one client can change the samples of others, {why} leave it out, or set "
-        'samples.sampler = "bernoulli" with a private samples.size.estimate',
-    )
-    yield (
-        data.name == "bernoulli" and not size.clip,
-        f"samples.size.clip = false lets one large client change the share of samples that all others use, {why} leave "
-        "it true",
-    )
-    yield (
-        c.rebalance is not None,
-        "rebalance copies samples by the class counts of all clients together, so that one client changes the others' "
-        f"data, {why} switch it off",
-    )
-
-
-def _task(c: ConfigTables) -> Checks:
-    """Losses and metrics of other kinds of tasks, and components that need one class per sample."""
-    kind, named = KINDS[c.task.kind], f'task.kind = "{c.task.kind}"'
-    for chosen in (c.task.loss, *c.task.metrics):
-        reason = kind.refusal(chosen.component)
-        yield reason is not None, reason or ""
-    if kind.score != "accuracy":
-        yield (
-            c.evaluation.target_accuracy is not None,
-            f"evaluation.target_accuracy has no effect with {named}, which has no accuracy: remove it",
-        )
-        yield (
-            "accuracy" in {*_needs(c), *_measures(c)},
-            f'clients.sampler = "{c.clients.sampler.name}" draws clients by their accuracy, which {named} lacks',
-        )
-    if c.task.kind not in NO_CLASS:
-        return
-    scheduling = c.topology.scheduling.name if isinstance(c.topology, Mediators) else "random"
-    for broken, what in (
+    data, size = c.samples.sampler.component, c.samples.size
+    sizes = 'set samples.sampler = "all" or "ratio", or "bernoulli" with a private samples.size.estimate'
+    bernoulli = data.name == "bernoulli"
+    for key, broken, changes, advice in (
+        ("clients.sampler", c.clients.sampler.name not in INDEPENDENT, "which others are selected", 'set "uniform"'),
         (
-            "strata" in _needs(c) and stratification(c).features.name == "label-histogram",
-            'clients.sampler.features = "label-histogram" makes strata of the clients\' class counts',
+            "clients.availability",
+            c.clients.availability.component.foreign,
+            "which others are available",
+            "choose a built-in model",
         ),
-        (c.rebalance is not None, "rebalance copies the samples of scarce classes (Astraea's augmentation)"),
-        (
-            scheduling != "random",
-            f'topology.scheduling = "{scheduling}" groups clients by their class counts (Astraea)',
-        ),
-        (_mediators(c), 'topology = "mediators" records the class counts of its groups'),
-        (c.attack.name == "label-flip", 'attack = "label-flip" turns class y into C - 1 - y'),
-        (
-            c.clients.availability.name == "label-group",
-            'clients.availability = "label-group" depends on the most frequent class of a client',
-        ),
+        ("samples.sampler", data.name == "exact", "the samples of others by its size", sizes),
+        ("samples.size.estimate", bernoulli and size.estimate == "exact", "the samples of others by its size", sizes),
+        ("samples.size.clip", bernoulli and not size.clip, "the share of samples of others", "leave it true"),
+        ("samples.sampler", data.foreign and bool(data.marks.get("pooled")), "the samples of others", sizes),
+        ("samples.budget", data.foreign and c.samples.budget is not None, "the samples of others", "leave it out"),
+        ("rebalance", c.rebalance is not None, "the copies of others' samples", "switch it off"),
     ):
-        yield broken, f"{what}, but with {named} {NO_CLASS[c.task.kind]}"
+        yield broken, [key, "privacy.noise_multiplier"], f"one client may change {changes}, and no ε holds: {advice}"
 
 
-def _algorithm(c: ConfigTables) -> Checks:
+def _task(c: ConfigTables) -> Rows:
+    """Losses and metrics of other kinds of tasks, and components that need one class per sample."""
+    kind = KINDS[c.task.kind]
+    for key, chosen in (("task.loss", c.task.loss), *(("task.metrics", metric) for metric in c.task.metrics)):
+        yield (
+            not kind.fits(chosen.component),
+            ["task.kind"],
+            f'{key} = "{chosen.name}" is for {" or ".join(kinds_of(chosen.component))}',
+        )
+    no_accuracy = kind.score != "accuracy"
+    for key, broken in (
+        ("evaluation.target_accuracy", c.evaluation.target_accuracy is not None),
+        ("clients.sampler", "accuracy" in {*_needs(c), *_measures(c)}),
+    ):
+        yield no_accuracy and broken, [key, "task.kind"], "it has no accuracy"
+    by_histogram = "strata" in _needs(c) and stratification(c).features.name == "label-histogram"
+    for key, broken in (
+        ("clients.sampler.features", by_histogram),
+        ("rebalance", c.rebalance is not None),
+        ("topology", _mediators(c)),
+        ("attack", c.attack.name == "label-flip"),
+        ("clients.availability", c.clients.availability.name == "label-group"),
+    ):
+        reason = NO_CLASS.get(kind.name)
+        yield reason is not None and broken, [key, "task.kind"], f"classes of samples are needed, but {reason}"
+
+
+def _algorithm(c: ConfigTables) -> Rows:
     """Choices that contradict what the local algorithm declares."""
     found = local_algorithm(c)
     if found is None:
         return
-    part, algorithm = found
-    name = f'local.algorithm = "{part.name}"'
-    sends = bool(algorithm.sums or algorithm.numbers)
-    carries, more = sends or bool(algorithm.client_state), f"{name} keeps or sends more than the update"
-    yield (
-        _mediators(c),
-        f'{name} needs each client\'s own update, which topology = "mediators" never forms: choose a star',
-    )
-    yield (
-        stratification(c).initial_step,
-        f"{name} needs whole rounds, but clients.sampler.initial_step makes round 0 a single step: switch it off",
-    )
-    yield (
-        carries and c.privacy.clip_norm is not None,
-        f"{more}, which privacy.clip_norm does not bound: no ε would hold",
-    )
-    yield (
-        carries and c.compression.name != "none",
-        f"{more}, which compression does not compress: what clients keep would differ from what arrives; set "
-        'compression = "none"',
-    )
-    yield (
-        sends and c.server.aggregator.name != "mean",
-        f'{name} sends more than the update, which server.aggregator does not combine: set server.aggregator = "mean"',
-    )
-    yield (
-        sends and c.attack.name in ("sign-flip", "noise"),
-        f'{name} sends more than the update, but attack = "{c.attack.name}" changes only the update. Set '
-        'attack = "label-flip": its attackers train on wrong labels',
-    )
+    sends = bool(found[1].sums or found[1].numbers)
+    carries, more = sends or bool(found[1].client_state), "clients keep or send more than their update"
+    for key, broken, reason in (
+        ("topology", _mediators(c), "each client's own update is needed, and none is formed"),
+        (
+            "clients.sampler.initial_step",
+            stratification(c).initial_step,
+            "whole rounds are needed",
+        ),
+        ("privacy.clip_norm", carries and c.privacy.clip_norm is not None, f"{more}, which is not bounded: no ε holds"),
+        ("compression", carries and c.compression.name != "none", f"{more}, which is not compressed"),
+        ("server.aggregator", sends and c.server.aggregator.name != "mean", f"{more}, which only the mean combines"),
+        ("attack", sends and c.attack.name in ("sign-flip", "noise"), f'{more}. Set attack = "label-flip"'),
+    ):
+        yield broken, ["local.algorithm", key], reason
 
 
-def _refused_by_components(c: ConfigTables) -> Checks:
+def _components(c: ConfigTables) -> Rows:
     """Configurations that a chosen component rejects by its method `refuses(config)`."""
     for key, chosen in components_of(c):
         if not chosen.is_component or chosen.kind in CALLED_THEMSELVES:
@@ -383,7 +285,7 @@ def _refused_by_components(c: ConfigTables) -> Checks:
             judge = chosen.make() if inspect.isclass(part.object) else part.object
             takes(part, judge.refuses, "config", method="refuses")
             reason = judge.refuses(c)
-        yield bool(reason), f'{key} = "{part.name}" is not possible here: {reason}'
+        yield bool(reason), [key], f"it rejects the other choices: {reason}"
 
 
 def _needs(c: ConfigTables) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from fedmpi.common.errors import UserError, shown
 from fedmpi.common.files import read_plain
 from fedmpi.common.registry import Chosen, is_digits
-from fedmpi.config.base import ALTERNATIVES, Table, Values, written
+from fedmpi.config.base import ALTERNATIVES, Table, Values
 from fedmpi.config.keys import all_keys, unknown_key
 from fedmpi.config.presets import preset_named
 from fedmpi.config.tables import ConfigTables
@@ -175,8 +175,8 @@ def drop_alternatives(older: Values, newer: Mapping[str, Any]) -> None:
                 older.pop(key, None)
 
 
-def values_for_digits(table: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Return (key, the preset's value, the value used) where a complete configuration has its preset's for digits."""
+def remarks(table: Mapping[str, Any]) -> list[str]:
+    """Return in words where a complete configuration has its preset's values for the embedded digits."""
     if table.get("preset") is None or not on_digits(table):
         return []
     preset = preset_named(table["preset"])
@@ -184,30 +184,6 @@ def values_for_digits(table: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     for key, value in flatten(preset.digits, "preset").items():
         if table.get(key) == value:
             pair = next((pair for pair in ALTERNATIVES if key in pair), (key,))
-            before = [f"{_last(k)} = {general[k]}" if k != key else str(general[k]) for k in pair if k in general]
-            found.append((key, before[0] if before else "unset", str(value)))
-    return found
-
-
-def _last(key: str) -> str:
-    return key.rpartition(".")[2]
-
-
-def remarks(table: Mapping[str, Any]) -> list[str]:
-    """Return `values_for_digits` in words, for a user who expects the preset's values."""
-    found = values_for_digits(table)
-    listed = ", ".join(f"{key} = {here} (else {general})" for key, general, here in found)
-    return [f"preset {table['preset']} on the embedded digits: {listed}"] if found else []
-
-
-def refuse_values_of_digits(base: Mapping[str, Any], user: Mapping[str, Any]) -> None:
-    """Reject other data for a complete configuration with its preset's values for the embedded digits."""
-    if on_digits(user):
-        return
-    kept = [(key, here) for key, _, here in values_for_digits(base) if key not in user]
-    if kept:
-        key, here = kept[0]
-        raise UserError(
-            f"{DATA} = {written(user[DATA])!r}: this complete Config has the values of preset "
-            f"{base['preset']} for the embedded digits, such as {key} = {here}. Start from the preset and override that"
-        )
+            before = [str(general[k]) if k == key else f"{k} = {general[k]}" for k in pair if k in general]
+            found.append(f"{key} = {value} (else {before[0] if before else 'unset'})")
+    return [f"preset {table['preset']} on the embedded digits: {', '.join(found)}"] if found else []

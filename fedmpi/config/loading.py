@@ -23,10 +23,8 @@ from fedmpi.config.layers import (
     preset_values,
     put_over,
     read_toml,
-    refuse_values_of_digits,
 )
 from fedmpi.config.tables import ConfigTables
-from fedmpi.config.writing import flat_values
 
 Layer = tuple[str, Mapping[str, Any]]
 """Origin of values, for messages, and the values, nested or flat."""
@@ -42,13 +40,11 @@ class Config(ConfigTables):
         each other.
     """
 
+    _layers: list[Layer] = []
+    """What the user gave, to which overrides are added."""
+
     def __init__(self, **values: Any):
-        flat, origins = merged([("Config", values)])
-        try:
-            super().__init__(**nested(flat))
-        except ValidationError as error:
-            raise UserError(sentence(error, nested(flat), origins)) from None
-        _refuse_without_effect(self, origins)
+        self._fill([("Config", values)])
 
     @classmethod
     def load(cls, path: str | Path, overrides: Mapping[str, Any] | None = None) -> Config:
@@ -67,17 +63,26 @@ class Config(ConfigTables):
         """
         return given_config(Path(path), overrides or {})
 
-    @classmethod
-    def exactly(cls, values: Mapping[str, Any]) -> Config:
-        """Return the configuration of nested tables, validated, without the values of the preset that they name.
+    def _fill(self, layers: list[Layer]) -> None:
+        """Merge layers over their preset, later ones win; validate all values, and drop the preset's without effect."""
+        flat, origins = merged(layers)
+        self._validate(flat, origins)
+        without = {key: reason for key in flat if (reason := why_without_effect(self, key)) is not None}
+        for key in origins.keys() & without.keys():
+            raise UserError(
+                f"{key} (from {_setting(origins[key], key)}) has no effect here: it needs {without[key]}. "
+                "Remove it, or change that."
+            )
+        if without:
+            self._validate({key: value for key, value in flat.items() if key not in without}, origins)
+        self._layers = layers
 
-        Raises
-        ------
-        pydantic.ValidationError
-        """
-        config = cls.__new__(cls)
-        cls.__pydantic_validator__.validate_python(dict(values), self_instance=config)
-        return config
+    def _validate(self, flat: Values, origins: Mapping[str, str]) -> None:
+        values = nested(flat)
+        try:
+            self.__pydantic_validator__.validate_python(values, self_instance=self)
+        except ValidationError as error:
+            raise UserError(sentence(error, values, origins)) from None
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:
@@ -85,6 +90,16 @@ class Config(ConfigTables):
         if reason is not None:
             raise ValueError(reason)
         return self
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Config) and dict(self) == dict(other)
+
+
+def build_config(layers: Sequence[Layer]) -> Config:
+    """Return the configuration of layers, of which later ones win."""
+    config = Config.__new__(Config)
+    config._fill(list(layers))
+    return config
 
 
 def load_config(path: Path | None, settings: Sequence[str] = ()) -> Config:
@@ -100,35 +115,24 @@ def setting_layers(settings: Sequence[str]) -> list[Layer]:
 
 def given_config(given: str | Path | Mapping[str, Any] | Config, overrides: Mapping[str, Any]) -> Config:
     """Return the configuration that Python code describes."""
-    if not isinstance(given, str | Path | Mapping | Config):
+    if not isinstance(overrides, Mapping):
+        raise UserError(f'overrides are a dict like {{"local.lr": 0.1}}, not {type(overrides).__name__}')
+    if isinstance(given, Config):
+        layers = given._layers
+    elif isinstance(given, Mapping):
+        layers = [("the configuration", given)]
+    elif isinstance(given, Path) or (isinstance(given, str) and (given.endswith(".toml") or os.sep in given)):
+        layers = [(str(given), read_toml(Path(given)))]
+    elif isinstance(given, str):
+        layers = [("the preset", {"preset": given})]
+    else:
         raise UserError(
             f"a configuration is a preset's name, a TOML file, a dict or a fedmpi.Config, not {type(given).__name__}"
         )
-    if not isinstance(overrides, Mapping):
-        raise UserError(f'overrides are a dict like {{"local.lr": 0.1}}, not {type(overrides).__name__}')
-    changes: Layer = ("the overrides", overrides)
-    if isinstance(given, Config):
-        return build_config([changes], base=flat_values(given)) if overrides else given
-    if isinstance(given, Mapping):
-        return build_config([("the configuration", given), changes])
-    if isinstance(given, Path) or given.endswith(".toml") or os.sep in given:
-        return build_config([(str(given), read_toml(Path(given))), changes])
-    return build_config([("the preset", {"preset": given}), changes])
+    return build_config([*layers, ("the overrides", overrides)])
 
 
-def build_config(layers: Sequence[Layer], base: Values | None = None) -> Config:
-    """Merge layers (later ones win) over their preset and validate the result.
-
-    Values of `base` count like those of a preset: they give way, and are left out if they have no effect.
-    """
-    flat, origins = merged(layers, base)
-    config = _validated(flat, origins)
-    _refuse_without_effect(config, origins)
-    kept = {key: value for key, value in flat.items() if why_without_effect(config, key) is None}
-    return config if len(kept) == len(flat) else _validated(kept, origins)
-
-
-def merged(layers: Sequence[Layer], base: Values | None = None) -> tuple[Values, dict[str, str]]:
+def merged(layers: Sequence[Layer]) -> tuple[Values, dict[str, str]]:
     """Return all values, flat, and the origin of those that layers set."""
     user: Values = {}
     origins: dict[str, str] = {}
@@ -136,17 +140,7 @@ def merged(layers: Sequence[Layer], base: Values | None = None) -> tuple[Values,
         flat = flatten(table, origin)
         put_over(user, flat)
         origins = {key: value for key, value in origins.items() if key in user} | dict.fromkeys(flat, origin)
-    values: Values = {}
-    if base is not None:
-        values = dict(base)
-        if user.get("preset") != values.get("preset") and "preset" in user:
-            raise UserError(
-                f"preset = {user['preset']!r}: a complete Config cannot change its preset, {values.get('preset')!r}; "
-                "start from the preset and override that"
-            )
-        refuse_values_of_digits(values, user)
-    elif user.get("preset") is not None:
-        values = preset_values(str(user["preset"]), user)
+    values = {} if user.get("preset") is None else preset_values(str(user["preset"]), user)
     _drop_repeated(user, values, origins)
     drop_alternatives(values, user)
     put_over(values, user)
@@ -164,14 +158,6 @@ def _drop_repeated(user: Values, preset: Values, origins: Mapping[str, str]) -> 
             repeats = key in preset and user.get(key) == preset[key] and origins[key] == origins["preset"]
             if repeats and other in user and origins[other] != origins[key]:
                 del user[key]
-
-
-def _validated(flat: Values, origins: Mapping[str, str]) -> Config:
-    values = nested(flat)
-    try:
-        return Config.exactly(values)
-    except ValidationError as error:
-        raise UserError(sentence(error, values, origins)) from None
 
 
 def sentence(error: ValidationError, values: Mapping[str, Any], origins: Mapping[str, str]) -> str:
@@ -207,12 +193,3 @@ def _setting(origin: str, key: str) -> str:
     """Return the one `--set` among several that sets a key; any other origin as it is."""
     settings = [part for part in origin.split("--set ") if part.startswith(key)]
     return f"--set {settings[-1].strip()}" if origin.startswith("--set ") and settings else origin
-
-
-def _refuse_without_effect(config: Config, origins: Mapping[str, str]) -> None:
-    for key, origin in origins.items():
-        if (condition := why_without_effect(config, key)) is not None:
-            raise UserError(
-                f"{key} (from {_setting(origin, key)}) has no effect here: it needs {condition}. "
-                "Remove it, or change that."
-            )

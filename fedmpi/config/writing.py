@@ -23,15 +23,6 @@ def config_table(config: ConfigTables) -> Values:
     return table
 
 
-def flat_values(config: ConfigTables) -> Values:
-    """Return the same as flat values, with objects instead of their names."""
-    return {
-        key: value
-        for key, value in dotted(_table(config, config, "")).items()
-        if value is not None or value_of(config, key) is not None
-    }
-
-
 def flat_table(config: ConfigTables) -> Values:
     """Return `config_table` as flat values."""
     return dotted(config_table(config))

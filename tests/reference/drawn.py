@@ -161,10 +161,14 @@ def _drawn(generator: np.random.Generator, seed: int, algorithm: str) -> Config 
                 del flat[name]
             if value is not None:
                 flat[key] = value
-    try:
-        return build_config([], base=flat)
-    except UserError:
-        return None
+    while True:
+        try:
+            return build_config([("drawn", flat)])
+        except UserError as error:
+            key, _, reason = str(error).partition(" (from drawn) ")
+            if not reason.startswith("has no effect"):
+                return None
+            del flat[key]
 
 
 def _adapted(flat: dict[str, Any], seed: int, algorithm: str) -> Any:
