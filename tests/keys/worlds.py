@@ -1,0 +1,125 @@
+"""Small runs of some settings, each made once, and what a user sees of them."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import shutil
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from safetensors.numpy import load_file
+
+import fedmpi
+from data_prep.augment import augment
+from fedmpi.config import config_toml, load_config
+from tests.data_prep.command import main as prepare
+
+QUIET = (
+    "logging.tensorboard=false logging.participants=true cluster.threads=1 checkpoint.every=0 rounds=2 "
+    "data.source=digits:clients=12,alpha=0.5 local.engine=sequential local.batch_size=40"
+)
+TIMED = ("seconds", "phase_seconds", "busy_seconds", "idle_seconds", "wall_seconds", "git_commit")
+SEEN = ("refusal", "clients", "model", "record", "summary", "files", "printed")
+"""What is compared of two runs, causes before effects."""
+
+S = "model.hidden=[6]"
+SOME = f"{S} clients.sampler=uniform clients.count=4"
+ALL = f"{S} clients.sampler=all"
+DRAWN = f"{S} clients.sampler=stratified clients.count=4 server.weights=stratified"
+STRATA = f"{DRAWN} clients.sampler.strata=3 clients.sampler.features=full-gradient"
+OPTICS = (
+    f"{DRAWN} clients.sampler.within_stratum=uniform clients.sampler.features=label-histogram "
+    "clients.sampler.clustering=optics clients.sampler.allocation=proportional"
+)
+ASKED = f"{SOME} samples.sampler=bernoulli samples.budget=200 server.weights=uniform"
+PRIVATE = f"{ASKED} samples.size.estimate=randomized-response samples.size.max_size=200"
+MEDIATED = f"{S} topology=mediators clients.sampler=uniform clients.count=6"
+COPIES = f"{SOME} data.source=digits:clients=6,alpha=0.3 rebalance=true"
+CLOCK = f"{SOME} devices=true rounds=1"
+CLASSES = f"{CLOCK} devices.upload.median=1e30 devices.download.median=1e30 devices.speed=classes"
+CLIPPED = f"{ALL} server.weights=uniform"
+NOISED = f"{CLIPPED} privacy.clip_norm=0.1"
+
+
+def seen(folder: Path) -> dict[str, Any]:
+    """Return what is in a run's folder, without what is timed."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    records = [{key: value for key, value in line.items() if key not in TIMED} for line in lines]
+    summary = json.loads((folder / "summary.json").read_text())
+    model = load_file(folder / "model.safetensors")
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    return {
+        "refusal": "",
+        "clients": [record.pop("clients", None) for record in records],
+        "model": [model[name].tolist() for name in sorted(model)],
+        "record": records,
+        "summary": {key: value for key, value in summary.items() if key not in TIMED},
+        "files": [re.sub(r"(tfevents)\..*", r"\1", name) for name in names],
+    }
+
+
+class Runs:
+    """Runs below a folder.
+
+    Settings may name {val}, {damaged}, {augmented}: prepared digits with a part held out, with a changed pixel, with
+    stored copies; and {reference}, {other}: the final models of two runs.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.made: dict[str, dict[str, Any]] = {}
+
+    def of(self, settings: str) -> dict[str, Any]:
+        """Return what is seen of a run. Settings that mean the same share it."""
+        words = [self._with_paths(word) for word in f"{QUIET} {settings}".split()]
+        config = load_config(None, words)
+        key = config_toml(config)
+        if key not in self.made:
+            out = self.folder / f"run{len(self.made)}"
+            with contextlib.redirect_stdout(io.StringIO()) as printed:
+                try:
+                    fedmpi.run(config, out=out, progress=True)
+                    self.made[key] = seen(out)
+                except (fedmpi.UserError, fedmpi.ClientFailure) as error:
+                    self.made[key] = {"refusal": str(error)}
+            rounds = [line.split()[1] for line in printed.getvalue().splitlines() if line.startswith("round")]
+            self.made[key] |= {"printed": rounds, "folder": out}
+        return self.made[key]
+
+    def difference(self, one: str, other: str) -> str:
+        """Return the first of `SEEN` in which two runs differ; "" if they are the same."""
+        left, right = self.of(one), self.of(other)
+        assert not left["refusal"], left["refusal"]
+        return next((name for name in SEEN if name not in right or not _equal(left[name], right[name])), "")
+
+    def _with_paths(self, word: str) -> str:
+        return re.sub(r"\{(val|damaged|augmented|reference|other)\}", lambda name: str(self.prepared(name[1])), word)
+
+    @cache  # noqa: B019 - one instance per module
+    def prepared(self, name: str) -> Path:
+        """Return a folder or file that settings name in braces."""
+        out = self.folder / name
+        if name in ("reference", "other"):
+            return self.of(f"{ALL} rounds={1 + (name == 'reference')}")["folder"] / "model.safetensors"
+        if name == "val":
+            assert prepare(f"digits --partition dirichlet --alpha 1 --clients 8 --val 0.2 --out {out}".split()) == 0
+        elif name == "damaged":
+            shutil.copytree(self.prepared("val"), out)
+            with h5py.File(next(out.glob("**/train*.h5")), "r+") as file:
+                file["x"][0] = 255 - file["x"][0]
+        else:
+            assert prepare(f"digits --partition dirichlet --alpha 1 --clients 8 --out {out}0".split()) == 0
+            augment(self.folder / f"{name}0", out, alpha=0.67)
+        return out
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, float) and isinstance(other, float):
+        return bool(np.array_equal(one, other, equal_nan=True))
+    return bool(one == other)
