@@ -153,7 +153,10 @@ def test_keys_over_a_complete_configuration_replace_its_own():
         ((None,), "not NoneType"),
         (("fedavg", "rounds=3"), "not str"),
         (("fedavg", {"local.lr": 1, "local": {"lr": 2}}), "local.lr is given twice"),
-        ((fedmpi.Config(clients={"count": 5}), {"clients.sampler": "all"}), "clients.count (from Config) has no effect"),
+        (
+            (fedmpi.Config(clients={"count": 5}), {"clients.sampler": "all"}),
+            "clients.count (from Config) has no effect",
+        ),
         (("fedavg", {"data.source": "nowhere"}), "the shard folder nowhere does not exist"),
         (("fedavg", {"model.name": "mlpp"}), "did you mean 'mlp'"),
     ],

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedmpi import ComponentFailure, components, server_optimizer
+from fedmpi import components, server_optimizer
 from fedmpi.aggregation.server_optimizers import BLOCK, ServerOptimizer
 from fedmpi.common.registry import resolve
 
