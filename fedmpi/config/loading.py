@@ -96,7 +96,7 @@ class Config(ConfigTables):
 
 
 def build_config(layers: Sequence[Layer]) -> Config:
-    """Return the configuration of layers, of which later ones win."""
+    """Return the configuration of layers; later ones win."""
     config = Config.__new__(Config)
     config._fill(list(layers))
     return config

@@ -25,7 +25,7 @@ QUIET = (
     "data.source=digits:clients=12,alpha=0.5 local.engine=sequential local.batch_size=40"
 )
 TIMED = ("seconds", "phase_seconds", "busy_seconds", "idle_seconds", "wall_seconds", "git_commit")
-SEEN = ("refusal", "clients", "model", "record", "summary", "files", "printed")
+SEEN = ("rejection", "clients", "model", "record", "summary", "files", "printed")
 """What is compared of two runs, causes before effects."""
 
 S = "model.hidden=[6]"
@@ -55,7 +55,7 @@ def seen(folder: Path) -> dict[str, Any]:
     model = load_file(folder / "model.safetensors")
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     return {
-        "refusal": "",
+        "rejection": "",
         "clients": [record.pop("clients", None) for record in records],
         "model": [model[name].tolist() for name in sorted(model)],
         "record": records,
@@ -87,7 +87,7 @@ class Runs:
                     fedmpi.run(config, out=out, progress=True)
                     self.made[key] = seen(out)
                 except (fedmpi.UserError, fedmpi.ClientFailure) as error:
-                    self.made[key] = {"refusal": str(error)}
+                    self.made[key] = {"rejection": str(error)}
             rounds = [line.split()[1] for line in printed.getvalue().splitlines() if line.startswith("round")]
             self.made[key] |= {"printed": rounds, "folder": out}
         return self.made[key]
@@ -95,7 +95,7 @@ class Runs:
     def difference(self, one: str, other: str) -> str:
         """Return the first of `SEEN` in which two runs differ; "" if they are the same."""
         left, right = self.of(one), self.of(other)
-        assert not left["refusal"], left["refusal"]
+        assert not left["rejection"], left["rejection"]
         return next((name for name in SEEN if name not in right or not _equal(left[name], right[name])), "")
 
     def _with_paths(self, word: str) -> str:
