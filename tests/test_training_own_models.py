@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import fedmpi
 from fedmpi import ClientArrays, Run, UserError
 from fedmpi.common.errors import Divergence
-from tests.mpi.launch import run_alone, run_mpi
+from tests.mpi.launch import run_mpi
 
 FEATURES, SAMPLES = 6, 40
 KINDS = ("classification", "tokens", "multilabel", "regression")
@@ -84,8 +84,7 @@ AROUND: dict[str, Callable[[], Any]] = {
 }
 SEQUENTIAL = {"local.engine": "sequential"}
 WITHIN: dict[str, dict[str, Any]] = {
-    "plain": SEQUENTIAL,
-    "merged": {"local.engine": "merged", "local.steps": 1, "local.batch_size": "all"},
+    "merged": {"local.steps": 1, "local.batch_size": "all"},
     "batched": {"local.engine": "batched"},
     "strata": {**SEQUENTIAL, "clients.sampler": "importance", "clients.count": 2, "evaluation.clients": "all"},
 }
@@ -118,16 +117,12 @@ def test_what_surrounds_a_run_changes_nothing_of_it_and_is_there_afterwards(arou
     usual = modes()
     with AROUND[around]():
         before = modes()
-        some = WITHIN if around in ("autocast", "inference mode") else {"plain": SEQUENTIAL}
+        some = WITHIN if around in ("autocast", "inference mode") else {}
         found = {name: run(built, data, more) for name, more in some.items()}
         found["object"] = run(network, data, SEQUENTIAL, on_round=lambda record: inside.append(modes()))
         with pytest.raises(UserError):
             run(Own(change=lambda out: (out,), when="evaluation"), data)
         assert modes() == before != usual
-        if "autocast" in around:  # the casts of a weight that has changed are made again
-            layer = nn.Linear(2, 2, bias=False)
-            first = layer(torch.ones(1, 2))
-            assert first.dtype != torch.float32
     assert inside == [usual, usual]
     for name, one in found.items():
         assert torch.equal(values(one), plain[name]), name
@@ -151,41 +146,24 @@ WRONG: dict[str, tuple[Callable[[Tensor], Any], str]] = {
 @pytest.mark.parametrize("when", ["training", "evaluation"])
 def test_unusable_outputs_are_rejected_before_round_0(kind: str, when: str) -> None:
     data, rounds = arrays(kind), []
-    for name in WRONG if kind == "classification" else ("indices", "one more axis", "twice as many"):
+    for name in WRONG if kind == "classification" else ("indices", "one more axis"):
         change, said = WRONG[name]
         with pytest.raises(UserError) as error:
             run(Own(kind, change, when), data, {"task.kind": kind}, on_round=rounds.append)
         assert said in str(error.value) and f"{when} mode" in str(error.value), (name, str(error.value))
     assert not rounds
-    assert run(Own(kind), data, {"task.kind": kind}).ending == "finished"
-
-
-class Logarithm(Own):
-    """Reads positive numbers alone."""
-
-    def forward(self, x: Tensor) -> Any:
-        return super().forward(x.log())
 
 
 class Masked(Own):
-    """Gives one class no chance in evaluation mode."""
+    """Reads positive numbers alone, and gives one class no chance in evaluation mode."""
 
     def forward(self, x: Tensor) -> Any:
-        out = super().forward(x)
+        out = super().forward(x.log())
         return out if self.training else out.masked_fill(torch.tensor([False, False, True]), -torch.inf)
 
 
-class Large(Own):
-    """Contains numbers whose sum is infinite in float32."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bounds = nn.Buffer(torch.full((3,), 3e38))
-
-
-@pytest.mark.parametrize("network", [Logarithm, Masked, Large])
-def test_outputs_and_values_that_are_right_are_not_rejected(network: type[Own]) -> None:
-    done = run(network(), arrays(positive=True), {"data.normalize": False})
+def test_outputs_and_values_that_are_right_are_not_rejected() -> None:
+    done = run(Masked(), arrays(positive=True), {"data.normalize": False})
     assert values(done).isfinite().all() and done.summary["final"]["test_accuracy"] > 0
 
 
@@ -210,34 +188,19 @@ def test_squeeze_is_rejected_only_where_a_batch_has_one_sample(more: dict[str, A
 
 DIVERGING = {"local.steps": 1, "local.batch_size": "all", "server.optimizer.lr": 1e30, "evaluation.every": 5}
 FAR = {
-    "infinite values": ({"local.lr": 1e10}, "the global model is not finite"),
-    "infinite values, dropped clients": ({"local.lr": 1e10, "local.on_divergence": "drop"}, "model is not finite"),
+    "infinite values": ({"local.lr": 1e10, "local.on_divergence": "drop"}, "the global model is not finite"),
     "a loss that is no number": ({"local.lr": 1e5}, "the loss on the test samples is"),
     "a loss that says nothing": ({"local.lr": 1.0, "server.optimizer.lr": 1e16}, "the loss on the test samples is"),
-    "adaptive steps": ({"local.lr": 1e10, "server.optimizer": "adagrad"}, "diverged"),
 }
 
 
 @pytest.mark.parametrize("how", FAR)
-@pytest.mark.parametrize("rounds", [1, 2])
-def test_a_global_model_out_of_range_is_a_divergence(how: str, rounds: int, tmp_path: Path) -> None:
+def test_a_global_model_out_of_range_is_a_divergence(how: str, tmp_path: Path) -> None:
     more, said = FAR[how]
     network = nn.Sequential(nn.Linear(FEATURES, 8), nn.ReLU(), nn.Linear(8, 3))
-    with pytest.raises((Divergence, fedmpi.ClientFailure), match=said if rounds == 1 else "diverged"):
-        run(network, arrays(), {**DIVERGING, **more, "rounds": rounds}, out=tmp_path / "run")
+    with pytest.raises((Divergence, fedmpi.ClientFailure), match=said):
+        run(network, arrays(), {**DIVERGING, **more, "rounds": 1}, out=tmp_path / "run")
     assert not (tmp_path / "run" / "summary.json").exists()
-
-
-def test_a_resumed_run_diverges_as_well(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    more = {**DIVERGING, "local.lr": 1e-20, "server.optimizer.lr": 1e20}
-    more |= {"local.schedule": "step", "local.schedule.every": 1, "local.schedule.factor": 1e30}
-    network = nn.Sequential(nn.Linear(FEATURES, 8), nn.ReLU(), nn.Linear(8, 3))
-    stopped = run(network, arrays(), more, out=out, stop=lambda: True)
-    assert stopped.ending == "stopped"
-    with pytest.raises(Divergence, match="after round 1"):
-        run(network, arrays(), more, out=out, resume=True)
-    assert not (out / "summary.json").exists()
 
 
 # Batches of one sample
@@ -270,7 +233,6 @@ def standardized() -> nn.Module:
 LONE = [
     ((20, 11, 30), {}, ["client 1 (11 samples)", "local.batch_size = 10"]),
     ((20, 1, 31), {}, ["client 1 (1 sample), client 2 (31 samples)"]),
-    ((20, 1, 31), {"local.steps": 2}, ["client 1 (1 sample)"]),
     ((11, 21, 31, 41, 51, 61, 71), {}, ["client 4 (51 samples) and 2 more"]),
     ((20, 30), {"local.batch_size": 1, "local.drop_last": True}, ["local.batch_size = 1"]),
     ((20, 30), {"samples.sampler": "bernoulli", "samples.budget": 9}, ['samples.sampler = "bernoulli"']),
@@ -297,61 +259,28 @@ def test_batches_of_one_sample_are_rejected_by_the_clients_names(
         assert run(Normed(lambda: nn.GroupNorm(1, 5)), data).ending == "finished"
 
 
-DROPPED = [{}, {"local.steps": 3}, {"local.batch_size": "all"}, {"server.exact": True}, {"local.algorithm": "scaffold"}]
-
-
-@pytest.mark.parametrize("more", DROPPED)
+@pytest.mark.parametrize("more", [{}, {"server.exact": True}, {"local.algorithm": "scaffold"}])
 def test_clients_with_one_sample_count_as_clients_without_any(more: dict[str, Any]) -> None:
     """Batch order and initial values go by the number of the client: without the last ones all is as it was."""
     more = {**more, "local.drop_last": True, "data.normalize": False}
     few, all_of_them = (run(Normed(), arrays(sizes=sizes), more) for sizes in ((31, 7), (31, 7, 1, 1)))
     if "local.algorithm" not in more:  # the server's control variates are means over all clients
         torch.testing.assert_close(values(few).float(), values(all_of_them).float(), rtol=1e-5, atol=1e-6)
-    steps = [record["steps"] for record in all_of_them.records]
-    assert steps == [record["steps"] for record in few.records]
-    if not {"local.steps", "local.batch_size"} & more.keys():
-        assert steps == [3 + 1] * 2
+    assert [record["steps"] for record in few.records] == [record["steps"] for record in all_of_them.records] == [4, 4]
 
 
-ALONE_AT_MOST = [
-    ("bernoulli", {"local.drop_last": True, "local.batch_size": 2}),
-    ("exact", {"local.batch_size": "all"}),
-    ("ratio", {"local.batch_size": 9}),
+LONELY: list[tuple[tuple[int, ...], dict[str, Any]]] = [
+    ((9, 8, 7, 6, 5), {"samples.sampler": "bernoulli", "samples.budget": 8, "local.batch_size": 2}),
+    ((9, 8, 7, 6, 5), {"samples.sampler": "ratio", "samples.sampler.ratio": 0.2, "local.batch_size": 9}),
+    ((1025, 7, 1), {"clients.sampler": "importance", "clients.count": 2}),  # a probe passes 1,024 samples at once
+    ((31, 7, 1, 20), {"topology": "mediators", "topology.clients_per_mediator": 2, "topology.scheduling": "random"}),
 ]
 
 
-@pytest.mark.parametrize(("rule", "more"), ALONE_AT_MOST)
-def test_sampled_clients_with_one_sample_do_not_train_in_that_round(
-    rule: str, more: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    wanted: dict[str, Any] = {"samples.sampler.ratio": 0.2} if rule == "ratio" else {"samples.budget": 8}
-    data = arrays(sizes=(9, 8, 7, 6, 5))
-    done = run(Normed(), data, {"samples.sampler": rule, "rounds": 6, **more, **wanted})
+@pytest.mark.parametrize(("sizes", "more"), LONELY)
+def test_clients_with_one_sample_do_not_train_in_that_round(sizes: tuple[int, ...], more: dict[str, Any]) -> None:
+    done = run(Normed(), arrays(sizes=sizes), {"rounds": 3, "local.drop_last": True, **more})
     assert values(done).isfinite().all() and sum(record["samples"] for record in done.records) > 0
-    assert "A client does not train in a round in which it has one sample" in caplog.text
-
-
-@pytest.mark.parametrize("engine", ["sequential", "batched", "auto"])
-def test_a_short_last_batch_is_left_out_by_every_engine(engine: str) -> None:
-    data = arrays(sizes=(31, 7, 20, 1))
-    more = {"local.drop_last": True, "local.engine": engine, "local.epochs": 2}
-    done = run(built, data, more)
-    assert [record["steps"] for record in done.records] == [2 * (3 + 1 + 2 + 1)] * 2
-    torch.testing.assert_close(
-        values(done), values(run(built, data, {**more, "local.engine": "sequential"})), rtol=1e-4, atol=1e-6
-    )
-
-
-def test_probes_leave_no_sample_alone() -> None:
-    """A probe passes 1,024 samples at once, and a client of one sample has no gradient."""
-    more = {"clients.sampler": "importance", "clients.count": 2, "local.drop_last": True}
-    assert run(Normed(), arrays(sizes=(1025, 7, 1)), more).ending == "finished"
-
-
-def test_mediators_pass_clients_with_one_sample_by() -> None:
-    more = {"topology": "mediators", "topology.clients_per_mediator": 2, "topology.scheduling": "random"}
-    done = run(Normed(), arrays(sizes=(31, 7, 1, 20)), {**more, "local.drop_last": True})
-    assert values(done).isfinite().all()
 
 
 # Modules without values
@@ -362,78 +291,49 @@ def on_meta() -> nn.Module:
         return nn.Linear(FEATURES, 3)
 
 
-WITHOUT_VALUES: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "a lazy layer": (lambda: nn.Sequential(nn.LazyLinear(5), nn.Linear(5, 3)), "0.weight has no values yet"),
-    "the meta device": (on_meta, "weight has no values yet"),
-    "a buffer": (lambda: nn.BatchNorm1d(FEATURES, affine=False, device="meta"), "running_mean has no values yet"),
-}
-
-
-@pytest.mark.parametrize("which", WITHOUT_VALUES)
-def test_modules_without_values_are_rejected(which: str) -> None:
-    make, said = WITHOUT_VALUES[which]
-    for model in (make(), lambda description: make(), nn.Sequential(nn.Linear(FEATURES, FEATURES), make())):
-        with pytest.raises(UserError, match=said.partition(".")[2] or said):
+@pytest.mark.parametrize("make", [lambda: nn.Sequential(nn.LazyLinear(5), nn.Linear(5, 3)), on_meta])
+def test_modules_without_values_are_rejected(make: Callable[[], nn.Module]) -> None:
+    for model in (make(), lambda description: make()):
+        with pytest.raises(UserError, match="has no values yet|cannot be saved"):
             run(model, arrays())
-
-
-def test_a_lazy_module_that_has_seen_a_batch_is_a_module_like_any_other() -> None:
-    network = nn.Sequential(nn.LazyLinear(5), nn.Linear(5, 3))
-    network(torch.zeros(1, FEATURES))
-    assert run(network, arrays()).ending == "finished"
 
 
 # Several ranks, and the command
 
-ON_RANKS = """
-import sys, torch, fedmpi
-from torch import nn
-from mpi4py import MPI
-from tests.test_training_own_models import Normed, Own, arrays, built, run, values
-from tests.test_training_own_models import DIVERGING
 
-def said(name, model, data, more=None):
+def outcomes() -> list[str]:
+    """What becomes of some runs: the first values of the model, or the error."""
+    ragged = arrays(sizes=(31, 7, 20, 1))
+    with torch.autocast("cpu", torch.bfloat16), torch.inference_mode():
+        found = [outcome(built, arrays())]
+    return [
+        *found,
+        outcome(nn.Linear(6, 3, device="meta"), arrays()),
+        outcome(Own(change=lambda out: (out,), when="evaluation"), arrays()),
+        outcome(Normed(), ragged),
+        outcome(Normed(), ragged, {"local.drop_last": True}),
+        outcome(built, arrays(), {**DIVERGING, "local.lr": 1e10, "rounds": 1}),
+    ]
+
+
+def outcome(model: Any, data: ClientArrays, more: Mapping[str, Any] | None = None) -> str:
     try:
-        done = run(model, data, more)
-        text = " ".join(f"{one:.4f}" for one in values(done).double()[:5].tolist())
+        return " ".join(f"{one:.4f}" for one in values(run(model, data, more)).double()[:5].tolist())
     except Exception as error:
-        text = f"{type(error).__name__} {error}"
-    if MPI.COMM_WORLD.rank == MPI.COMM_WORLD.size - 1:
-        print(f"{name}: {text}", flush=True)
+        return f"{type(error).__name__}: {error}"
 
-with torch.autocast("cpu", torch.bfloat16), torch.inference_mode():
-    said("ambient", built, arrays())
-said("lazy", nn.Sequential(nn.LazyLinear(3)), arrays())
-said("meta", nn.Linear(6, 3, device="meta"), arrays())
-said("tuple", Own(change=lambda out: (out,), when="evaluation"), arrays())
-said("norm", Normed(), arrays(sizes=(31, 7, 20, 1)))
-said("dropped", Normed(), arrays(sizes=(31, 7, 20, 1)), {"local.drop_last": True})
-said("infinite", built, arrays(), {**DIVERGING, "local.lr": 1e10, "rounds": 1})
+
+ON_RANKS = """
+from mpi4py import MPI
+from tests.test_training_own_models import outcomes
+found = outcomes()
+if MPI.COMM_WORLD.rank == 2:
+    print(*found, sep="\\n", flush=True)
 """
 
 
 def test_three_ranks_say_and_train_the_same_as_one() -> None:
-    alone, together = run_alone(["-c", ON_RANKS]), run_mpi(3, ["-c", ON_RANKS])
-    assert (alone.returncode, together.returncode) == (0, 0), together.stderr
-    assert alone.stdout.splitlines() == together.stdout.splitlines()
-    names = [line.partition(" ")[0] + " " + line.split()[1] for line in alone.stdout.splitlines()]
-    assert names[1:5] == ["lazy: UserError", "meta: UserError", "tuple: UserError", "norm: UserError"]
-    assert names[6] == "infinite: Divergence"
-
-
-def tuple_in_evaluation(description: Any) -> nn.Module:
-    class Network(nn.Linear):
-        def forward(self, x: Tensor) -> Any:
-            out = super().forward(x.flatten(1))
-            return out if self.training else (out, x)
-
-    return Network(64, 10)
-
-
-def test_the_command_on_three_ranks_ends_with_one_sentence(tmp_path: Path) -> None:
-    settings = ["preset=fedavg", "rounds=1", f"model.name={__name__}:tuple_in_evaluation"]
-    words = [word for setting in settings for word in ("--set", setting)]
-    done = run_mpi(3, ["-m", "fedmpi", "train", *words, "--out", tmp_path / "run"])
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ") and "returned tuple for a batch of 4" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    alone, together = outcomes(), run_mpi(3, ["-c", ON_RANKS])
+    assert together.returncode == 0, together.stderr
+    assert together.stdout.splitlines() == alone
+    assert [line.partition(":")[0] for line in alone[1:4]] == ["UserError"] * 3 and alone[5].startswith("Divergence")

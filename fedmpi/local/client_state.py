@@ -51,18 +51,9 @@ class ClientState:
         """Return the clients that have a record, sorted."""
         return np.sort(np.fromiter((*self._kept, *self._places), np.int64, len(self)))
 
-    def read(self, client: int) -> dict[str, Tensor]:
-        """Return copies of a client's vectors by name, zeros if it has none."""
-        return dict(zip(self.names, self.copy(client).unbind(0), strict=True))
-
     def copy(self, client: int) -> Tensor:
         """Return a copy (vectors, d) of a client's record, zeros if it has none."""
         return torch.from_numpy(self._kept[client].copy() if client in self._kept else self.record(client))
-
-    def write(self, client: int, vectors: dict[str, Tensor]) -> None:
-        """Store copies of a client's vectors."""
-        stacked = torch.stack([vectors[name].cpu() for name in self.names])
-        self.put(client, stacked.numpy())
 
     def record(self, client: int) -> AnyArray:
         """Return a client's record (vectors, d), zeros if it has none; not a copy if it is in memory."""

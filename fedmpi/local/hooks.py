@@ -144,7 +144,7 @@ class Hooks:
         if all(row.data_ptr() == own.data_ptr() and own.is_contiguous() for row, own in rows):
             self.state.put(client, record.numpy())
         else:
-            self.state.write(client, vectors)
+            self.state.put(client, torch.stack([*vectors.values()]).cpu().numpy())
 
     def server_step(self, update: Tensor, sums: Mapping[str, Any], totals: Totals) -> Tensor:
         """Return the update (d,) for the server optimizer; with no selected clients, the given update.

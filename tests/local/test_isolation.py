@@ -1,7 +1,8 @@
 """Modules that keep, count, draw, write or replace something: bit-identical in any order of clients, on any number of
 ranks and after a resume, and the update that a plain loop makes with a fresh module.
 
-As a program, `mpiexec -n 3 python -m tests.local.test_isolation OUT.json`, it trains all of them on the job's ranks.
+As a program, `mpiexec -n 3 python -m tests.local.test_isolation FOLDER`, it trains all of them on the job's ranks, in
+two parts each.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import json
 import random
 import sys
 from collections.abc import Callable, Sequence
-from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -270,7 +270,7 @@ def data() -> ClientArrays:
 
 def trained(name: str, **given: Any) -> list[Any]:
     """The bits of the final model, and what was recorded, of a run with exact sums."""
-    settings: dict[str, Any] = {"rounds": 3, "clients.count": 4, "local.batch_size": 4, "local.drop_last": True}
+    settings: dict[str, Any] = {"rounds": 2, "clients.count": 4, "local.batch_size": 4, "local.drop_last": True}
     settings |= {"server.exact": True, "cluster.threads": 1, "evaluation.clients": "all", "local.lr": 0.1}
     done = fedmpi.run("fedavg", settings, data=data(), model=f"tests.local.test_isolation:{name}_built", **given)
     values = travelling(done.model).numpy()
@@ -287,22 +287,16 @@ def __getattr__(name: str) -> Any:
     return lambda description: AWKWARD[name.removesuffix("_built")]()
 
 
-@cache
-def alone(name: str) -> list[Any]:
-    return trained(name)
-
-
-def test_three_ranks_give_the_bits_of_one(tmp_path: Path) -> None:
-    done = run_mpi(3, ["-m", "tests.local.test_isolation", tmp_path / "found.json"])
+def test_a_run_that_is_resumed_on_three_ranks_gives_the_bits_of_one_rank(tmp_path: Path) -> None:
+    done = run_mpi(3, ["-m", "tests.local.test_isolation", tmp_path])
     assert done.returncode == 0, done.stderr
-    assert json.loads((tmp_path / "found.json").read_text()) == {name: alone(name) for name in AWKWARD}
+    assert json.loads((tmp_path / "found.json").read_text()) == {name: trained(name) for name in AWKWARD}
 
 
-@pytest.mark.parametrize("name", AWKWARD)
-def test_a_resumed_run_gives_the_bits_of_one_that_was_not_stopped(name: str, tmp_path: Path) -> None:
-    stopped = iter([False, True, True])
-    trained(name, out=tmp_path, stop=lambda: next(stopped))
-    assert trained(name, out=tmp_path, resume=True) == alone(name)
+def changed(change: Callable[[nn.Linear], object]) -> nn.Module:
+    layer = nn.Linear(6, 3)
+    change(layer)
+    return nn.Sequential(layer)
 
 
 @pytest.mark.parametrize(
@@ -316,23 +310,13 @@ def test_a_resumed_run_gives_the_bits_of_one_that_was_not_stopped(name: str, tmp
         (nn.Sequential(nn.Linear(6, 3), nn.RReLU()), False),
         (Own(), False),
         (utils.parametrizations.weight_norm(nn.Linear(6, 3)), False),
+        (changed(lambda layer: setattr(layer, "forward", lambda x: x)), False),
+        (changed(lambda layer: layer.register_forward_hook(lambda *_: None)), False),
+        (changed(lambda layer: layer.weight.register_hook(lambda gradient: gradient)), False),
     ],
 )
 def test_known_layers_as_they_are_made_are_plain(module: nn.Module, plain: bool) -> None:
     assert is_plain(module) == plain
-
-
-def test_a_known_layer_that_was_changed_is_not_plain() -> None:
-    module = nn.Sequential(nn.Linear(6, 3))
-    assert is_plain(module)
-    module[0].forward = lambda x: x
-    assert not is_plain(module)
-    hooked = nn.Sequential(nn.Linear(6, 3))
-    hooked[0].register_forward_hook(lambda *_: None)
-    assert not is_plain(hooked)
-    watched = nn.Sequential(nn.Linear(6, 3))
-    watched[0].weight.register_hook(lambda gradient: gradient)
-    assert not is_plain(watched)
 
 
 def test_a_plain_module_is_trained_where_it_is_and_any_other_one_is_left_as_it_was() -> None:
@@ -344,28 +328,15 @@ def test_a_plain_module_is_trained_where_it_is_and_any_other_one_is_left_as_it_w
     assert own.calls == 0 and other.module.calls == 2
 
 
-def overlapping() -> nn.Module:
-    module = Own()
-    module.b.bias.data = module.a.weight.data[0, :3]
-    return module
-
-
-def buffered() -> nn.Module:
-    module = Own()
-    module.register_buffer("same", module.a.weight.data)
-    return module
-
-
-@pytest.mark.parametrize("make", [overlapping, buffered])
-def test_a_parameter_that_shares_memory_is_rejected(make: Callable[[], nn.Module]) -> None:
-    with pytest.raises(UserError, match="share memory"):
-        FlatModel(make())
-
-
-def test_parts_of_one_memory_that_do_not_overlap_are_not() -> None:
-    module, whole = Own(), torch.zeros(9)
-    module.a.bias.data, module.b.bias.data = whole[:6], whole[6:]
-    check_memory(module)
+def test_parts_of_one_memory_are_rejected_if_they_overlap() -> None:
+    overlapping, buffered, apart, whole = Own(), Own(), Own(), torch.zeros(9)
+    overlapping.b.bias.data = overlapping.a.weight.data[0, :3]
+    buffered.register_buffer("same", buffered.a.weight.data)
+    for module in (overlapping, buffered):
+        with pytest.raises(UserError, match="share memory"):
+            FlatModel(module)
+    apart.a.bias.data, apart.b.bias.data = whole[:6], whole[6:]
+    check_memory(apart)
     check_memory(built("Tied")())
 
 
@@ -399,7 +370,7 @@ def test_what_a_loss_keeps_is_reset_for_every_client() -> None:
     assert all(torch.equal(forwards[key], backwards[key]) for key in forwards)
 
 
-class Shrinking(Own):
+class Growing(Own):
     def made(self) -> None:
         self.register_buffer("mean", torch.zeros(6))
 
@@ -428,7 +399,7 @@ class Detached(Own):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (Shrinking, "must stay"),
+        (Growing, "must stay"),
         (MakesParameters, "makes or freezes parameters"),
         (ChangesInput, "changes its input"),
         (Detached, "no gradient"),
@@ -468,9 +439,14 @@ def test_what_a_few_passes_find_out(
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def resumed(name: str, folder: Path) -> list[Any]:
+    trained(name, out=folder / name, stop=lambda: True)
+    return trained(name, out=folder / name, resume=True)
+
+
 if __name__ == "__main__":
-    bits = {name: trained(name) for name in AWKWARD}
+    bits = {name: resumed(name, Path(sys.argv[1])) for name in AWKWARD}
     from mpi4py import MPI
 
     if MPI.COMM_WORLD.rank == 0:
-        Path(sys.argv[1]).write_text(json.dumps(bits))
+        (Path(sys.argv[1]) / "found.json").write_text(json.dumps(bits))

@@ -58,69 +58,46 @@ def spread(channels: int, norm: bool | str = False, dtype: torch.dtype = torch.f
     return FlatModel(layers(channels, norm).to(dtype))
 
 
-@pytest.mark.parametrize(
-    ("channels", "rows"), [(1, 2000), (WIDE, WIDE_ROWS), (2 * WIDE, WIDE_ROWS // 2), (32 * WIDE, LEAST_ROWS)]
-)
-@pytest.mark.parametrize("training", [False, True])
-def test_a_pass_takes_as_many_samples_as_keep_the_widest_layer_small(channels: int, rows: int, training: bool) -> None:
-    model = spread(channels)
-    assert rows_of_a_pass(model, IMAGES, 2000, training) == rows
-    assert rows_of_a_pass(model, IMAGES, 20, training) == 20
-
-
-def test_samples_that_influence_one_another_are_not_parted() -> None:
-    in_training, always = spread(WIDE, norm=True), spread(WIDE, norm="always")
-    assert rows_of_a_pass(in_training, IMAGES, 2000, training=True) == 2000
-    assert rows_of_a_pass(in_training, IMAGES, 2000) == WIDE_ROWS
-    assert rows_of_a_pass(always, IMAGES, 2000) == 2000
-
-
-def test_a_device_takes_as_many_as_it_is_given_but_for_large_outputs() -> None:
-    model = SimpleNamespace(device=torch.device("cuda"))
-    assert rows_of_a_pass(model, IMAGES, 2000) == 2000  # type: ignore[arg-type]
-    assert rows_of_a_pass(model, TOKENS, 2000) == (1 << 26) // (4 * 64 * 50_000)  # type: ignore[arg-type]
-
-
-def next_words() -> FlatModel:
-    """Many outputs at each of 64 positions, and nothing else that is wide."""
-    torch.manual_seed(5)
-    return FlatModel(nn.Sequential(nn.Embedding(60, 2), nn.Linear(2, 2_000, bias=False)))
-
-
-MANY_OUTPUTS = replace(TOKENS, classes=2_000)
-
-
-@pytest.mark.parametrize(("asked", "rows"), [("auto", 131), (3, 3), (5000, 131)])
-def test_very_many_outputs_limit_a_pass_on_a_cpu_too_whatever_is_requested(asked: int | str, rows: int) -> None:
-    """2²⁶ bytes of outputs of 64 · 2,000 values of 4 bytes."""
-    table = SimpleNamespace(batch_size=asked)
-    assert rows_evaluated(table, next_words(), MANY_OUTPUTS) == rows  # type: ignore[arg-type]
-
-
 def compared(outputs: Tensor, targets: Tensor) -> Tensor:
     """A loss of a sample by the others beside it."""
     return nn.functional.cross_entropy(outputs - outputs.mean(0), targets, reduction="none")
 
 
-@pytest.mark.parametrize("training", [False, True])
-def test_samples_whose_losses_influence_one_another_are_not_parted(training: bool) -> None:
-    torch.manual_seed(5)
-    model = FlatModel(layers(WIDE), loss=Loss(resolve("loss", compared)))
-    assert rows_of_a_pass(model, IMAGES, 2000, training) == 2000
+@pytest.mark.parametrize(
+    ("channels", "norm", "training", "rows"),
+    [
+        (1, False, True, 2000),
+        *[(WIDE, False, training, WIDE_ROWS) for training in (False, True)],
+        (2 * WIDE, False, True, WIDE_ROWS // 2),
+        (32 * WIDE, False, False, LEAST_ROWS),
+        (WIDE, True, True, 2000),
+        (WIDE, True, False, WIDE_ROWS),
+        (WIDE, "always", False, 2000),
+    ],
+)
+def test_a_pass_takes_as_many_samples_as_keep_the_widest_layer_small_and_parts_none_that_influence_one_another(
+    channels: int, norm: bool | str, training: bool, rows: int
+) -> None:
+    model = spread(channels, norm)
+    assert rows_of_a_pass(model, IMAGES, 2000, training) == rows
+    assert rows_of_a_pass(model, IMAGES, 20, training) == 20
+    coupled = FlatModel(layers(channels, norm), loss=Loss(resolve("loss", compared)))
+    assert rows_of_a_pass(coupled, IMAGES, 2000, training) == 2000
 
 
-@pytest.mark.parametrize(("channels", "passes"), [(WIDE, [64, 64, 29]), (1, [157])])
-def test_merged_clients_go_through_a_wide_model_in_small_passes(channels: int, passes: list[int], seen: Seen) -> None:
-    source, model = InMemorySource(IMAGES, [90, 7, 60], torch.float64), spread(channels, dtype=torch.float64)
-    forward_traits(model, IMAGES)
-    seen[True].clear()
-    found, _ = summed(made(MergedEngine, model, source, STREAMS), model, tasks_of(source), ONE_STEP)
-    assert seen[True] == passes
-    assert relative_error(found, -0.1 * gradient_of(model, source.x, source.y)) < 1e-12
+def test_very_many_outputs_limit_a_pass_on_any_device_whatever_is_requested() -> None:
+    """2²⁶ bytes of outputs of 64 · 2,000 values of 4 bytes."""
+    model = SimpleNamespace(device=torch.device("cuda"))
+    assert rows_of_a_pass(model, IMAGES, 2000) == 2000  # type: ignore[arg-type]
+    assert rows_of_a_pass(model, TOKENS, 2000) == (1 << 26) // (4 * 64 * 50_000)  # type: ignore[arg-type]
+    words = FlatModel(nn.Sequential(nn.Embedding(60, 2), nn.Linear(2, 2_000, bias=False)))
+    for asked, rows in (("auto", 131), (3, 3), (5000, 131)):
+        table = SimpleNamespace(batch_size=asked)
+        assert rows_evaluated(table, words, replace(TOKENS, classes=2_000)) == rows  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("norm", "passes"), [(False, [64, 36]), (True, [100])])
-def test_a_probe_of_a_wide_model_is_made_in_small_passes_unless_samples_influence_one_another(
+def test_probes_merged_clients_and_evaluations_are_made_in_such_passes(
     norm: bool, passes: list[int], seen: Seen
 ) -> None:
     source, model = InMemorySource(IMAGES, [100], torch.float64), spread(WIDE, norm, torch.float64)
@@ -128,7 +105,16 @@ def test_a_probe_of_a_wide_model_is_made_in_small_passes_unless_samples_influenc
     seen[True].clear()
     [(_, found)] = Gradients(source, model, STREAMS).each([0], model.initial, 0)
     assert seen[True] == passes
-    assert relative_error(found, gradient_of(model, *source.load(0))[: model.trainable]) < 1e-12
+    expected = gradient_of(model, *source.load(0))[: model.trainable]
+    assert relative_error(found, expected) < 1e-12
+    if not norm:
+        seen[True].clear()
+        merged, _ = summed(made(MergedEngine, model, source, STREAMS), model, tasks_of(source), ONE_STEP)
+        assert seen[True] == passes and relative_error(merged, -0.1 * expected) < 1e-12
+    x, y = source.x.float().numpy(), source.y.numpy()
+    data = fedmpi.ClientArrays(x, y, np.arange(100) // 50, test=(np.tile(x, (3, 1, 1, 1)), np.tile(y, 3)))
+    done = fedmpi.run("fedavg", {"rounds": 1, "clients.count": 2}, data=data, model=layers(WIDE, norm))
+    assert seen[False][-3:] == [WIDE_ROWS, WIDE_ROWS, 44] and done.records[-1]["test_loss"] > 0
 
 
 def gradient_of(model: FlatModel, x: Tensor, y: Tensor) -> Tensor:
@@ -137,25 +123,6 @@ def gradient_of(model: FlatModel, x: Tensor, y: Tensor) -> Tensor:
     model.module.train()
     loss = nn.functional.cross_entropy(model.module(x), y)
     return torch.cat([one.flatten() for one in torch.autograd.grad(loss, model.parameters)])
-
-
-@pytest.mark.parametrize(
-    ("asked", "parts"), [({}, [WIDE_ROWS] * 2 + [44]), ({"evaluation.batch_size": 200}, [200, 100])]
-)
-@pytest.mark.parametrize("norm", [False, True])
-def test_an_evaluation_is_made_in_small_passes_unless_a_number_is_asked_for(
-    norm: bool, asked: dict[str, int], parts: list[int], seen: Seen
-) -> None:
-    generator = np.random.default_rng(0)
-    x, y = generator.standard_normal((300, 1, 32, 32), np.float32), generator.integers(0, 4, 300)
-    data = fedmpi.ClientArrays(x, y, np.arange(300) // 30, test=(x, y))
-    keys = {"rounds": 1, "clients.count": 2, "local.engine": "sequential", "evaluation.clients": "all", **asked}
-    done = fedmpi.run("fedavg", keys, data=data, model=layers(WIDE, norm))
-    assert max(seen[False]) == parts[0]
-    assert parts in [seen[False][i : i + len(parts)] for i in range(len(seen[False]))]  # the test part
-    with torch.no_grad():
-        loss = nn.functional.cross_entropy(done.model.eval()(torch.from_numpy(x)), torch.from_numpy(y))
-    assert done.records[-1]["test_loss"] == pytest.approx(float(loss), rel=1e-5)
 
 
 class Frozen(nn.Module):

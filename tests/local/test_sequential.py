@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,16 +17,14 @@ from fedmpi import ClientFailure
 from fedmpi.common.streams import Purpose
 from fedmpi.config import load_config
 from fedmpi.data.schema import DataDescription
-from fedmpi.local import measures as measuring
+from fedmpi.local import measures
 from fedmpi.local.measures import ClientMeasures, Gradients, Probe
-from fedmpi.local.optimizers import AdamState
 from fedmpi.local.sequential import SequentialEngine, update_norms
 from fedmpi.local.work import ClientTask, LocalRule, needs_order, schedule, step_count
 from fedmpi.models.flat import FlatModel
 from tests.local.synthetic import (
     SMALL_IMAGES,
     STREAMS,
-    TEXTS,
     AlphaDropoutNet,
     BatchNormNet,
     InMemorySource,
@@ -39,15 +36,7 @@ from tests.local.synthetic import (
 
 SIZES = [13, 1, 40, 0, 7]
 SOURCE = InMemorySource(SMALL_IMAGES, SIZES)
-EPOCHS, ADAM = LocalRule(lr=0.1, epochs=2, batch_size=5), LocalRule("adam", lr=0.01, epochs=2, batch_size=5)
-RULES = {
-    "epochs": EPOCHS,
-    "steps": LocalRule(lr=0.1, epochs=None, steps=40, batch_size=6),
-    "whole set": LocalRule(lr=0.1, epochs=3, batch_size=None),
-    "proximal": replace(EPOCHS, proximal_mu=0.7),
-    "adam": ADAM,
-    "adam proximal": replace(ADAM, proximal_mu=0.7, beta1=0.8),
-}
+EPOCHS = LocalRule(lr=0.1, epochs=2, batch_size=5)
 
 
 def small() -> FlatModel:
@@ -93,90 +82,7 @@ def test_every_epoch_and_step_has_a_new_draw_and_every_row_is_drawn_equally_ofte
     assert ((counts - 200) ** 2 / 200).sum() < 49.7
 
 
-@pytest.mark.parametrize(("epochs", "steps"), [(None, None), (1, 1)])
-def test_a_rule_has_either_epochs_or_steps(epochs: int | None, steps: int | None) -> None:
-    with pytest.raises(ValueError, match="either epochs or steps"):
-        LocalRule(epochs=epochs, steps=steps)
-
-
 # Steps
-
-
-def plain_loop(module: nn.Module, source: InMemorySource, rule: LocalRule) -> torch.Tensor:
-    """Σ (n_k/n) Δ_k by torch.optim and backward(), with FedProx's term written as a loss."""
-    result = 0.0
-    for client, n in enumerate(source.sizes.tolist()):
-        net = copy.deepcopy(module).train()
-        start = [p.detach().clone() for p in net.parameters()]
-        if rule.optimizer == "sgd":
-            optimizer = torch.optim.SGD(net.parameters(), lr=rule.lr)
-        else:
-            optimizer = torch.optim.Adam(net.parameters(), lr=rule.lr, betas=(rule.beta1, rule.beta2), eps=rule.epsilon)
-        x, y = source.load(client)
-        for rows in schedule(rule, n, STREAMS.generator(Purpose.BATCH_ORDER, 0, client)):
-            chosen = slice(None) if rows is None else torch.from_numpy(rows)
-            loss = nn.functional.cross_entropy(net(x[chosen]), y[chosen])
-            pull = sum(((p - s) ** 2).sum() for p, s in zip(net.parameters(), start, strict=True))
-            optimizer.zero_grad()
-            (loss + rule.proximal_mu / 2 * pull).backward()
-            optimizer.step()
-        change = [(p.detach() - s).flatten() for p, s in zip(net.parameters(), start, strict=True)]
-        result = result + n / source.sizes.sum() * torch.cat(change)
-    return result
-
-
-@pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
-def test_the_result_is_that_of_a_plain_pytorch_loop(rule: LocalRule) -> None:
-    source = InMemorySource(SMALL_IMAGES, SIZES, torch.float64)
-    model = flat_model("mlp", SMALL_IMAGES, torch.float64, hidden=[9])
-    expected = plain_loop(copy.deepcopy(model.module), source, rule)
-    found, report = summed(SequentialEngine(model, source, STREAMS), model, tasks_of(source), rule)
-    assert relative_error(found, expected) < 1e-12
-    steps = [len(drawn(rule, n)) for n in SIZES]
-    assert (report.clients, report.samples, report.steps) == (5, 61, sum(steps))
-    assert report.weight == pytest.approx(1.0)
-
-
-@pytest.mark.parametrize("vocabulary", [60, 6000])  # gradients of the large table are kept sparse
-@pytest.mark.parametrize("rule", ["epochs", "proximal"])
-def test_text_models_train_like_a_plain_loop(vocabulary: int, rule: str) -> None:
-    description = replace(TEXTS, vocabulary=vocabulary)
-    source, model = InMemorySource(description, SIZES), flat_model("text-cnn", description, dimension=6, filters=4)
-    assert model.sparse_pays(5 * 12) == (vocabulary == 6000)
-    expected = plain_loop(copy.deepcopy(model.module), source, RULES[rule])
-    found, _ = summed(SequentialEngine(model, source, STREAMS), model, tasks_of(source), RULES[rule])
-    assert relative_error(found, expected) < 1e-5 and not model.module.words.sparse
-
-
-def test_the_loss_of_the_report_is_a_mean_over_samples() -> None:
-    model = small()
-    rule = LocalRule(lr=1e-12, epochs=2, batch_size=5)
-    _, report = summed(SequentialEngine(model, SOURCE, STREAMS), model, tasks_of(SOURCE), rule)
-    model.bind(model.initial)
-    with torch.no_grad():
-        mean = float(nn.functional.cross_entropy(model.module(SOURCE.x), SOURCE.y))
-    assert report.loss_count == 122 and report.loss_sum / 122 == pytest.approx(mean, rel=1e-4)
-
-
-def test_batch_norm_statistics_travel_with_the_update() -> None:
-    source, model = InMemorySource(SMALL_IMAGES, [9]), FlatModel(BatchNormNet(36, 5))
-    net = BatchNormNet(36, 5)
-    nn.utils.vector_to_parameters(model.initial[: model.trainable], net.parameters())
-    once = replace(RULES["whole set"], epochs=1)
-    change, _ = summed(SequentialEngine(model, source, STREAMS), model, tasks_of(source), once)
-    with torch.no_grad():
-        net.train()(source.x)
-    expected = torch.cat([net.norm.running_mean, net.norm.running_var - 1])
-    assert torch.allclose(change[model.trainable :], expected, atol=1e-6)
-
-
-@pytest.mark.parametrize(("batch_size", "dropout"), [(4, 0.3), (4, 0.0), (None, 0.3)])
-def test_a_visit_has_its_own_order_and_masks(batch_size: int | None, dropout: float) -> None:
-    source, rule = InMemorySource(SMALL_IMAGES, [20]), LocalRule(lr=0.1, epochs=1, batch_size=batch_size)
-    model = flat_model("mlp", SMALL_IMAGES, hidden=[9], dropout=dropout)
-    engine = SequentialEngine(model, source, STREAMS)
-    first, again, second = (summed(engine, model, [ClientTask(0, None, 1.0, visit=v)], rule)[0] for v in (0, 0, 1))
-    assert torch.equal(first, again) and relative_error(second, first) > 1e-3
 
 
 def test_without_dropout_no_mask_of_the_round_before_is_left() -> None:
@@ -190,33 +96,19 @@ def test_without_dropout_no_mask_of_the_round_before_is_left() -> None:
     assert torch.equal(plain, expected) and torch.equal(again, dropped) and not torch.allclose(dropped, plain)
 
 
-def test_adams_memory_is_fresh_unless_it_is_handed_on() -> None:
-    model, task = small(), ClientTask(0, None, 1.0)
-    rule, engine = LocalRule("adam", lr=0.01, epochs=1, batch_size=None), SequentialEngine(model, SOURCE, STREAMS)
-    expected, forgetful, remembering = (model.initial.clone() for _ in range(3))
-    engine.advance(expected, task, replace(rule, epochs=2), 0)
-    state = AdamState.fresh(model)
-    for _ in range(2):
-        engine.advance(forgetful, task, rule, 0)
-        engine.advance(remembering, task, rule, 0, state)
-    assert torch.equal(remembering, expected) and state.steps == 2
-    assert relative_error(forgetful, expected) > 1e-4
-
-
-def test_an_observer_sees_every_update_and_may_replace_it() -> None:
-    model, seen = small(), []
-    observer = lambda client, delta: (seen.append(client), torch.ones_like(delta))[1]  # noqa: E731
-    total, _ = summed(SequentialEngine(model, SOURCE, STREAMS, observe=observer), model, tasks_of(SOURCE), EPOCHS)
-    assert seen == list(range(5)) and torch.allclose(total, torch.ones_like(total))
-
-
 def test_rounds_leave_no_tensors_behind() -> None:
     model = flat_model("mlp", SMALL_IMAGES, hidden=[9], dropout=0.5)
     engine = SequentialEngine(model, SOURCE, STREAMS)
 
     def living(rounds: int) -> int:
         for t in range(rounds):
-            summed(engine, model, tasks_of(SOURCE), RULES["adam proximal"], round=t)
+            summed(
+                engine,
+                model,
+                tasks_of(SOURCE),
+                LocalRule("adam", lr=0.01, epochs=2, batch_size=5, proximal_mu=0.7),
+                round=t,
+            )
         gc.collect()
         return sum(type(thing) is torch.Tensor for thing in gc.get_objects())
 
@@ -229,19 +121,6 @@ def test_rounds_leave_no_tensors_behind() -> None:
 def probed(model: FlatModel, probe: Probe = "full", clients: Sequence[int] = range(5), **options):
     stream = Gradients(SOURCE, model, STREAMS, probe, **options).each(clients, model.initial, 2)
     return {client: gradient.clone() for client, gradient in stream}
-
-
-@pytest.mark.parametrize("rows", [1024, 4])
-def test_the_full_probe_is_the_local_gradient_without_dropout(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "PROBE_ROWS", rows)
-    model = flat_model("mlp", SMALL_IMAGES, hidden=[9], dropout=0.5)
-    found = probed(model)
-    assert not found[3].any()
-    for client in (0, 1, 2, 4):
-        model.bind(model.initial)
-        model.module.eval()
-        _, gradients = model.loss_gradient(*SOURCE.load(client))
-        assert relative_error(found[client], torch.cat([one.flatten() for one in gradients])) < 1e-5
 
 
 def test_batch_and_sample_probes_are_gradients_of_drawn_samples_of_round_and_client() -> None:
@@ -270,13 +149,20 @@ def test_probing_leaves_the_model_and_torchs_generator_alone(net: type[nn.Module
 
 
 @pytest.mark.parametrize("height", [1, 2, 100])
-def test_blocks_hold_all_clients_in_order(height: int) -> None:
-    model = small()
+def test_blocks_hold_the_gradients_of_all_clients_in_order(height: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measures, "PROBE_ROWS", 4 * height)
+    model = flat_model("mlp", SMALL_IMAGES, hidden=[9], dropout=0.5)
     found = Gradients(SOURCE, model, STREAMS)
     blocks = list(found.blocks(np.arange(5), model.initial, 2, block_bytes=height * 4 * model.trainable))
     assert all(len(clients) == len(gradients) <= height for clients, gradients in blocks)
     assert np.concatenate([clients for clients, _ in blocks]).tolist() == list(range(5))
-    assert torch.equal(torch.cat([gradients for _, gradients in blocks]), torch.stack([*probed(model).values()]))
+    gradients = torch.cat([gradients for _, gradients in blocks])
+    model.look(model.initial)
+    model.module.eval()
+    for client in (0, 1, 2, 4):
+        _, parts = model.loss_gradient(*SOURCE.load(client))
+        assert relative_error(gradients[client], torch.cat([one.flatten() for one in parts])) < 1e-5
+    assert not gradients[3].any()
     with pytest.raises(ClientFailure, match="client 0 on rank 4"):
         next(Gradients(SOURCE, model, STREAMS, rank=4).each([0], model.initial * np.inf, 0))
 
@@ -296,13 +182,13 @@ def noisy(description: DataDescription) -> nn.Module:
     return Noisy(nn.Flatten(), nn.Linear(36, description.classes))
 
 
-def measures(model: str = "mlp") -> ClientMeasures:
+def measured(model: str = "mlp") -> ClientMeasures:
     config = load_config(None, ["clients.sampler=all", f"model.name={model}"])
     return ClientMeasures(config, SOURCE, STREAMS, torch.device("cpu"), rank=4)
 
 
 def test_clients_with_samples_are_measured_and_tried() -> None:
-    measure, held = measures(), [size > 0 for size in SIZES]
+    measure, held = measured(), [size > 0 for size in SIZES]
     found = measure(0, measure.model.initial, np.arange(5), ("loss", "accuracy", "gradient_norm"))
     assert np.isfinite(found).tolist() == [[there] * 3 for there in held]
     trying = SequentialEngine(small(), SOURCE, STREAMS)
@@ -315,7 +201,7 @@ def test_clients_with_samples_are_measured_and_tried() -> None:
 
 @pytest.mark.parametrize("factor", [np.inf, np.nan, None])
 def test_a_client_whose_numbers_are_not_finite_is_named(factor: float | None) -> None:
-    measure = measures()
+    measure = measured()
     w = measure.model.initial * (factor or 0)
     if factor is None:
         w[-4:] = torch.tensor([3e38, 3e38, 3e38, -3e38])  # the logits' bias: no class is far from the others but one
@@ -327,7 +213,7 @@ def test_a_client_whose_numbers_are_not_finite_is_named(factor: float | None) ->
 
 
 def test_a_model_that_draws_in_evaluation_mode_is_seeded_by_round_and_client() -> None:
-    measure = measures("tests.local.test_sequential:noisy")
+    measure = measured("tests.local.test_sequential:noisy")
 
     def losses(round: int, clients: Sequence[int] = (0, 1, 4)) -> list[float]:
         return measure(round, measure.model.initial, np.array(clients), ("loss",))[:, 0].tolist()

@@ -91,19 +91,16 @@ def test_wrong_data_and_impossible_options_are_rejected(
         build(name, options, description, 0)
 
 
-def test_layers_of_the_mlp_are_as_wide_as_asked_for_with_activation_and_dropout_after_each_hidden_one() -> None:
+def test_activation_and_dropout_follow_each_hidden_layer_of_the_mlp_and_two_convolutions_of_the_cnn() -> None:
     layers = list(build("mlp", {"hidden": [3, 4], "activation": "tanh", "dropout": 0.1}, SMALL_IMAGES, 0))
     kinds = [nn.Flatten, nn.Linear, nn.Tanh, nn.Dropout, nn.Linear, nn.Tanh, nn.Dropout, nn.Linear]
     assert [type(layer) for layer in layers] == kinds
     assert [tuple(layers[place].weight.shape) for place in (1, 4, 7)] == [(3, 36), (4, 3), (5, 4)]
-
-
-@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (1, 20, 44)])
-def test_the_cnn_takes_other_image_sizes_and_drops_after_its_first_two_convolutions(shape: tuple[int, ...]) -> None:
-    model = build("cnn", {}, replace(IMAGES, feature_shape=shape), 0)
+    wide = (1, 20, 44)
+    model = build("cnn", {}, replace(IMAGES, feature_shape=wide), 0)
     kinds = [type(layer) for layer in model if isinstance(layer, nn.Conv2d | nn.Dropout)]
     assert kinds == [nn.Conv2d, nn.Dropout, nn.Conv2d, nn.Dropout, nn.Conv2d]
-    assert model.eval()(torch.zeros(2, *shape)).shape == (2, 47)
+    assert model.eval()(torch.zeros(2, *wide)).shape == (2, 47)
 
 
 @pytest.mark.parametrize("frozen", [True, False])
@@ -166,39 +163,24 @@ def test_the_same_seed_gives_the_same_weights_whatever_torchs_generator_does() -
     assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
 
 
-USERS_MODULE = """from torch import nn
-import fedmpi
-
-def net(description, width=4):
-    return nn.Sequential(nn.Flatten(), nn.Linear(36, width), nn.Linear(width, description.classes))
-
-def wrong(description):
+USERS_MODULE = """def wrong(description):
     return 3
-
-def failing(description):
-    raise RuntimeError("no such layer")
 
 def leaving(description):
     raise SystemExit(0)
 
 def nothing():
     return None
-
-def refusing(description):
-    raise fedmpi.UserError("images of 6 pixels are too small for me")
 """
 
 
 @pytest.mark.parametrize(
     ("name", "kind", "words"),
     [
-        ("my_fl_models:nett", UserError, "has no function or class 'nett': did you mean 'net'"),
         ("my_missing_models:net", UserError, "importing the module 'my_missing_models' failed"),
-        ("my_fl_models:nothing", UserError, r"is called with description, which it does not take .*\. Write def noth"),
-        ("my_fl_models:refusing", UserError, "^images of 6 pixels are too small for me$"),
-        ("my_fl_models:wrong", ComponentFailure, r"my_fl_models.py:7\) failed: it returned int: return a torch.nn.Mod"),
-        ("my_fl_models:failing", ComponentFailure, r"my_fl_models.py:11\) failed: RuntimeError: no such layer"),
-        ("my_fl_models:leaving", ComponentFailure, r"my_fl_models.py:14\) failed: SystemExit: 0"),
+        ("my_fl_models:nothing", UserError, r"is called with description, which it does not take"),
+        ("my_fl_models:wrong", ComponentFailure, r"my_fl_models.py:1\) failed: it returned int: return a torch.nn.Mod"),
+        ("my_fl_models:leaving", ComponentFailure, r"my_fl_models.py:5\) failed: SystemExit: 0"),
     ],
 )
 def test_a_users_model_that_fails_is_named_with_its_line(
@@ -216,6 +198,5 @@ def test_a_users_model_that_fails_is_named_with_its_line(
 def test_a_module_takes_no_options_and_must_have_a_copy() -> None:
     with pytest.raises(UserError, match="model.hidden has no effect on a model that is given as a module"):
         check_model_options(nn.Linear(2, 2), {"hidden": [3], "lora": None})
-    assert check_model_options(nn.Linear(2, 2), {"lora": None}) == {}
     with pytest.raises(UserError, match="Linear cannot be copied"):
         build(nn.utils.weight_norm(nn.Linear(36, 5)), {}, SMALL_IMAGES, seed=0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -36,86 +35,58 @@ def language(description: DataDescription) -> nn.Module:
     return nn.Sequential(words, nn.Linear(12, 16), nn.Linear(16, 16), nn.GELU(), classes)
 
 
-def test_the_model_is_at_first_as_it_was_and_then_w_plus_the_product():
+def test_the_model_is_at_first_as_it_was_and_then_w_plus_the_product() -> None:
     plain, small, x = net(), with_lora(net(), OPTIONS), torch.randn(5, 4)
     assert torch.equal(plain(x), small(x))
     layer = small[0]
-    assert isinstance(layer, LoraLinear)
     with torch.no_grad():
         layer.lora_b.normal_()
         merged = plain[0].weight + ALPHA / RANK * layer.lora_b @ layer.lora_a
-        expected = nn.functional.linear(x, merged, plain[0].bias)
-        assert torch.allclose(layer(x), expected, atol=1e-6)
-
-
-def test_values_keep_their_names_and_only_the_small_ones_are_trained():
-    small = with_lora(net(), OPTIONS)
+        assert torch.allclose(layer(x), nn.functional.linear(x, merged, plain[0].bias), atol=1e-6)
     assert list(net().state_dict()) == [name for name in small.state_dict() if "lora" not in name]
     trained = [name for name, value in small.named_parameters() if value.requires_grad]
     assert trained == ["0.lora_a", "0.lora_b", "2.lora_a", "2.lora_b"]
     assert FlatModel(small).size == RANK * (4 + 6 + 6 + 3)
 
 
-def test_matrices_are_the_runs_own_whatever_the_global_generator():
-    first = build(net, {"lora": OPTIONS}, worlds.labels().description, seed=5)
-    torch.rand(3)
-    again = build(net, {"lora": OPTIONS}, worlds.labels().description, seed=5)
-    other = build(net, {"lora": OPTIONS}, worlds.labels().description, seed=6)
-    assert torch.equal(first[0].lora_a, again[0].lora_a) and not torch.equal(first[0].lora_a, other[0].lora_a)
-
-
 @pytest.mark.parametrize(
     ("targets", "chosen"),
     [(("0",), ["0"]), (("?",), ["0", "2"]), (("2", "0"), ["0", "2"]), ((), ["0", "2"])],
 )
-def test_targets_are_names_or_patterns(targets: tuple[str, ...], chosen: list[str]):
+def test_targets_are_names_or_patterns(targets: tuple[str, ...], chosen: list[str]) -> None:
     small = with_lora(net(), {**OPTIONS, "targets": targets})
     assert [name for name, part in small.named_modules() if isinstance(part, LoraLinear)] == chosen
 
 
 @pytest.mark.parametrize(
-    ("module", "options", "words"),
+    ("module", "targets", "words"),
     [
-        (nn.Sequential(nn.Conv2d(1, 1, 3)), OPTIONS, "the model has none"),
-        (net(), {**OPTIONS, "targets": ("query",)}, "no Linear layer is named 'query'; there are 0, 2"),
-        (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), OPTIONS, "batch norm"),
+        (nn.Sequential(nn.Conv2d(1, 1, 3)), (), "the model has none"),
+        (net(), ("query",), "no Linear layer is named 'query'; there are 0, 2"),
+        (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), (), "batch norm"),
     ],
 )
-def test_models_that_it_does_not_suit_are_rejected(module: nn.Module, options: dict[str, Any], words: str):
+def test_models_that_it_does_not_suit_are_rejected(module: nn.Module, targets: tuple[str, ...], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        with_lora(module, options)
+        with_lora(module, {**OPTIONS, "targets": targets})
 
 
-@pytest.mark.parametrize("engine", ["sequential", "merged"])
-def test_bytes_are_those_of_the_small_matrices_and_the_rest_stays_bit_identical(engine: str):
-    settings = {**LANGUAGE, "model.lora": HIDDEN, "local.engine": engine}
-    if engine == "merged":
-        settings |= {"local.steps": 1, "local.batch_size": "all"}
-        del settings["local.epochs"]
+def test_bytes_are_those_of_the_small_matrices_and_the_rest_stays_bit_identical() -> None:
     arrays = worlds.tokens()
-    done = fedmpi.run("fedavg", settings, data=arrays, model=language)
+    done = fedmpi.run("fedavg", {**LANGUAGE, "model.lora": HIDDEN}, data=arrays, model=language)
+    torch.rand(3)  # matrices do not depend on the global generator
     start = build(language, {"lora": HIDDEN}, arrays.description, seed=0)
     small = RANK * (12 + 16 + 16 + 16)
     assert done.summary["parameters"] == small
     for record in done.records:
         assert record["bytes_client_up"] == record["bytes_client_down"] == 4 * small * worlds.CLIENTS
-    moved = set()
-    for (name, before), (_, after) in zip(start.state_dict().items(), done.model.state_dict().items(), strict=True):
-        if not torch.equal(before, after):
-            moved.add(name.rpartition(".")[2])
+    pairs = zip(start.state_dict().items(), done.model.state_dict().values(), strict=True)
+    moved = {name.rpartition(".")[2] for (name, before), after in pairs if not torch.equal(before, after)}
     assert moved == {"lora_a", "lora_b"}
-    assert done.records[-1]["test_loss"] < plain_loss(start, arrays)
+    assert done.records[-1]["train_loss"] < done.records[0]["train_loss"]
 
 
-def plain_loss(module: nn.Module, arrays: fedmpi.ClientArrays) -> float:
-    x, y = (torch.from_numpy(part.copy()) for part in arrays.test)
-    with torch.no_grad():
-        logits = module(x)
-    losses = nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten(), ignore_index=-1, reduction="none")
-    return float((losses.view(y.shape).sum(1) / (y >= 0).sum(1).clamp_min(1)).mean())
-
-
-def test_several_settings_of_the_matrices_add_up_and_wrong_ones_are_rejected():
+def test_several_settings_of_the_matrices_add_up_and_wrong_ones_are_rejected() -> None:
     found = load_config(None, ["preset=fedavg", "model.lora.rank=3", "model.lora.alpha=2"]).model.options["lora"]
     assert (found["rank"], found["alpha"], found.get("targets", ())) == (3, 2.0, ())
     for wrong in ("model.lora.rank=0", "model.lora.alpha=-1", "model.lora.width=3", "model.lora=4"):
@@ -123,7 +94,7 @@ def test_several_settings_of_the_matrices_add_up_and_wrong_ones_are_rejected():
             load_config(None, ["preset=fedavg", wrong])
 
 
-def test_a_run_does_not_continue_with_other_frozen_values(tmp_path: Path):
+def test_a_run_does_not_continue_with_other_frozen_values(tmp_path: Path) -> None:
     settings = {**BASE, "task.kind": "regression", "model.lora": {"rank": 1, "alpha": 1.0}, "local.lr": 0.01}
     data = worlds.three_numbers()
     for times in (1.0, 1.0, 2.0):
@@ -146,7 +117,7 @@ def scaled(description: object) -> nn.Module:
     return module
 
 
-def test_torchs_own_encoder_is_evaluated_with_its_matrices():
+def test_torchs_own_encoder_is_evaluated_with_its_matrices() -> None:
     """Network whose fast path in evaluation would read the weights of Linear layers and skip the matrices."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True)
