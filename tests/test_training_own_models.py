@@ -180,7 +180,7 @@ def test_squeeze_is_rejected_only_where_a_batch_has_one_sample(more: dict[str, A
     done, plain = (run(network(), arrays(), {**SEQUENTIAL, **more}) for network in (Squeezed, Own))
     assert torch.equal(values(done), values(plain))
     assert done.records[-1]["test_loss"] == plain.records[-1]["test_loss"]
-    with pytest.raises(UserError, match=r"squeeze\(\).* client 1 \(11 samples\)"):
+    with pytest.raises(UserError, match=r"squeeze\(\).* client 1, who has 11 samples"):
         run(Squeezed(), arrays(sizes=(20, 11)), more)
 
 
@@ -231,30 +231,28 @@ def standardized() -> nn.Module:
 
 
 LONE = [
-    ((20, 11, 30), {}, ["client 1 (11 samples)", "local.batch_size = 10"]),
-    ((20, 1, 31), {}, ["client 1 (1 sample), client 2 (31 samples)"]),
-    ((11, 21, 31, 41, 51, 61, 71), {}, ["client 4 (51 samples) and 2 more"]),
-    ((20, 30), {"local.batch_size": 1, "local.drop_last": True}, ["local.batch_size = 1"]),
-    ((20, 30), {"samples.sampler": "bernoulli", "samples.budget": 9}, ['samples.sampler = "bernoulli"']),
-    ((20, 31), {"local.steps": 2, "evaluation.clients": "all", "evaluation.fine_tune": 1}, ["client 1 (31 samples)"]),
+    ((20, 11, 30), {}, "local.batch_size = 10 and client 1, who has 11 samples"),
+    ((20, 1, 31), {"local.steps": 2}, "client 1, who has 1 sample"),
+    ((20, 30), {"local.batch_size": 1, "local.drop_last": True}, "local.batch_size = 1"),
+    ((20, 30), {"samples.sampler": "bernoulli", "samples.budget": 9}, 'samples.sampler = "bernoulli"'),
+    ((20, 31), {"local.steps": 2, "evaluation.clients": "all", "evaluation.fine_tune": 1}, "client 1, who has 31"),
     (
         (20, 30),
         {"clients.sampler": "importance", "clients.count": 1, "clients.sampler.features.probe": "sample"},
-        ['clients.sampler.features.probe = "sample"'],
+        'clients.sampler.features.probe = "sample"',
     ),
 ]
 
 
 @pytest.mark.parametrize(("sizes", "more", "said"), LONE)
 def test_batches_of_one_sample_are_rejected_by_the_clients_names(
-    sizes: tuple[int, ...], more: dict[str, Any], said: list[str]
+    sizes: tuple[int, ...], more: dict[str, Any], said: str
 ) -> None:
     data = arrays(sizes=sizes)
     for network in (Normed, standardized) if more else (Normed,):
         with pytest.raises(UserError) as error:
             run(network(), data, more)
-        assert all(part in str(error.value) for part in said), str(error.value)
-        assert any(remedy in str(error.value) for remedy in ("local.drop_last = true", "larger", '"full"'))
+        assert said in str(error.value), str(error.value)
     if not more:
         assert run(Normed(lambda: nn.GroupNorm(1, 5)), data).ending == "finished"
 
