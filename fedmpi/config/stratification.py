@@ -97,7 +97,7 @@ class Residuals(Table):
     """Values that compression loses."""
 
     error_feedback: bool = False
-    """Clients add what was lost of their last update to the next. Memory: a vector per client, 2 GiB at most."""
+    """Clients add what was lost of their last update to the next. Memory and checkpoints hold a vector per client."""
 
 
 SERVICES.update(norms=Norms, strata=Strata, residuals=Residuals)

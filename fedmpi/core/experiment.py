@@ -64,7 +64,6 @@ from fedmpi.records.provenance import digests, part_sources, versions
 from fedmpi.samples.row_rule import RowRule
 from fedmpi.tasks.losses import task_loss
 from fedmpi.updates.attacks import FlippedLabels, attacked_updates, attackers
-from fedmpi.updates.compression import check_residuals, keeps_residuals
 
 NAMED = 3
 """Largest number of facts named in a message."""
@@ -147,8 +146,6 @@ class Experiment:
         observer = UpdateObserver.wanted_by(config, streams, attacked_updates(config, streams, data.attackers))
         if observer is not None and config.logging.diagnostics:
             observer.losses = losses()
-        if keeps_residuals(config):
-            check_residuals(store.clients, model.size)
         agree_on_traits(cluster, model, description)
         check_batches(config, data.sizes, model.least)
         hooks = make_hooks(config, model, streams, store.clients)

@@ -131,7 +131,7 @@ class Simulation:
         started = time.perf_counter()
         work = self.trainer.train(plan, self.model, self.sums.updates, self.sums.further)
         self.decisions.plan_ahead(plan.round + 1)
-        busy = work.relayed.busy_seconds if work.relayed else time.perf_counter() - started
+        busy = time.perf_counter() - started - (work.relayed.idle_seconds if work.relayed else 0.0)
         self.sums.close(work, busy, self.stop(), self.trainer.observer, self.hooks.totals if self.hooks else None)
         return work
 

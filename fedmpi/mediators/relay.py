@@ -45,24 +45,6 @@ class Leg:
     finish: float
 
 
-@dataclass(frozen=True)
-class RelayPlan:
-    """Relays of a round."""
-
-    legs: tuple[Leg, ...]  # All legs in the total order that every worker follows
-
-    def of(self, worker: int | None) -> list[Leg]:
-        """Return the legs of one worker in running order; none for a rank that only serves."""
-        return [leg for leg in self.legs if leg.worker == worker]
-
-    def members(self) -> dict[int, tuple[int, ...]]:
-        """Return the workers that the model of each mediator visits, ascending."""
-        found: dict[int, set[int]] = {}
-        for leg in self.legs:
-            found.setdefault(leg.mediator, set()).add(leg.worker)
-        return {mediator: tuple(sorted(found[mediator])) for mediator in sorted(found)}
-
-
 def visiting_order(clients: Ints, mediators: Ints) -> list[Ints]:
     """Return the ring of every mediator: its clients in cyclic order of their ids, from evenly spread starts.
 
@@ -86,13 +68,13 @@ def place_mediators(costs: Floats, mediators: Ints, workers: int) -> Ints:
     return place[mediators]
 
 
-def plan_relay(owners: Ints, clients: Ints, mediators: Ints, epochs: int, costs: Floats, workers: int) -> RelayPlan:
-    """Plan the relays of a round."""
+def plan_relay(owners: Ints, clients: Ints, mediators: Ints, epochs: int, costs: Floats, workers: int) -> list[Leg]:
+    """Plan the relays of a round: all legs in the total order that every worker follows."""
     chains = [
         _chain(mediator, ring, owners[np.searchsorted(clients, ring)], costs[np.searchsorted(clients, ring)], epochs)
         for mediator, ring in enumerate(visiting_order(clients, mediators))
     ]
-    return RelayPlan(tuple(_simulate(chains, workers)))
+    return _simulate(chains, workers)
 
 
 def _chain(mediator: int, ring: Ints, owners: Ints, costs: Floats, epochs: int) -> list[Leg]:
@@ -144,15 +126,13 @@ class RelayReport:
     work: WorkReport  # Counts every client once, with its samples; steps and losses count in every mediator epoch
     visits: int = 0  # Visits at clients of this rank that had samples to train on, all mediator epochs
     hops: int = 0  # Models handed over by this rank to another one
-    # Seconds of training and handing over, and of waiting for models
-    busy_seconds: float = 0.0
-    idle_seconds: float = 0.0
+    idle_seconds: float = 0.0  # Seconds of waiting for models
 
 
 def run_relay(
     cluster: Cluster,
     engine: SequentialEngine,
-    plan: RelayPlan,
+    plan: list[Leg],
     tasks: Mapping[int, ClientTask],
     start: Tensor,
     rule: LocalRule,
@@ -166,21 +146,20 @@ def run_relay(
     of its clients' coefficients, so n_m/n if theirs are n_k/n. It is added once per mediator, on the last worker of its
     relay. `keep_optimizer` hands Adam's state over with the model; otherwise it is reset at every visit.
     """
-    began = time.perf_counter()
     relay = _Relay(cluster, engine, plan, start, keep_optimizer)
     report = RelayReport(WorkReport())
-    for leg in plan.of(cluster.worker):
+    for leg in plan:
+        if leg.worker != cluster.worker:
+            continue
+        began = time.perf_counter()
         relay.take_over(leg)
-        taken = time.perf_counter()
+        report.idle_seconds += time.perf_counter() - began
         relay.visit(leg, tasks, rule, round, report)
         if leg.following is None:
             report.work.weight += relay.close(leg, rule, total)
         else:
             relay.hand_over(leg)
             report.hops += 1
-        report.idle_seconds += taken - began
-        began = time.perf_counter()
-        report.busy_seconds += began - taken
     return report
 
 
@@ -188,11 +167,14 @@ class _Relay:
     """Model of a mediator: taken from the previous worker, trained, given to the next."""
 
     def __init__(
-        self, cluster: Cluster, engine: SequentialEngine, plan: RelayPlan, start: Tensor, keep_optimizer: bool
+        self, cluster: Cluster, engine: SequentialEngine, plan: list[Leg], start: Tensor, keep_optimizer: bool
     ):
         self.cluster, self.engine, self.start = cluster, engine, start
         self.messages = cluster.messages() if cluster.size > 1 else None
-        self.groups = {m: tuple(map(cluster.worker_rank, workers)) for m, workers in plan.members().items()}
+        visited: dict[int, set[int]] = {}  # workers that the model of each mediator visits
+        for leg in plan:
+            visited.setdefault(leg.mediator, set()).add(leg.worker)
+        self.groups = {m: tuple(map(cluster.worker_rank, sorted(visited[m]))) for m in sorted(visited)}
         if self.messages is not None:
             self.messages.use_groups(group for group in self.groups.values() if len(group) > 1)
         self.model = torch.empty_like(start)

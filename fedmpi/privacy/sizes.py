@@ -23,6 +23,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -187,10 +188,7 @@ def make_mechanism(mechanism: str, epsilon: float, threshold: int) -> Mechanism:
     if mechanism == "exact":
         return Exact(math.inf, threshold)
     if not SMALLEST_EPSILON <= epsilon <= LARGEST_EPSILON:
-        raise UserError(
-            f"samples.size.epsilon must lie in [{SMALLEST_EPSILON:g}, {LARGEST_EPSILON:g}], not {epsilon}: below, "
-            "reports carry no information. For exact sizes, set samples.size.estimate = exact"
-        )
+        raise UserError(f"samples.size.epsilon must lie in [{SMALLEST_EPSILON:g}, {LARGEST_EPSILON:g}], not {epsilon}")
     if threshold < 3:
         raise UserError(f"samples.size.max_size (M) must be at least 3, not {threshold}: answers run from 1 to M - 1")
     return MECHANISMS[mechanism](epsilon, threshold)
@@ -270,55 +268,47 @@ def sampling_probability(wanted: int, total: float) -> float:
     return min(1.0, wanted / total) if total > 0 else 1.0
 
 
-def saturations(size_estimate: SizeEstimate, wanted: int, threshold: int) -> dict[str, str]:
+def saturations(found: SizeEstimate, wanted: int, threshold: int) -> dict[str, str]:
     """Return reasons why this round's data-level sampling is ineffective or biased, and the setting to change.
 
     The keys are "probability", "clipping", "unclipped" and "empty"; a run warns once of each.
     """
-    found = {}
-    if size_estimate.true_total and wanted >= size_estimate.total:  # otherwise there are no clients to sample from
-        found["probability"] = (
+    reasons, private = {}, math.isfinite(found.epsilon)
+    if found.true_total and wanted >= found.total:  # otherwise there are no clients to sample from
+        if wanted >= found.true_total:
+            cause = f"the {found.asked} clients asked hold no more: lower samples.budget"
+        elif wanted >= found.answered.sum():
+            cause = f"sizes above {threshold - 1} count as that: raise samples.size.max_size (now {threshold})"
+        else:
+            cause = (
+                f"the answers of {found.asked} clients at samples.size.epsilon = {found.epsilon:g} leave the total "
+                f"uncertain by {found.standard_deviation:.0f} samples: raise samples.size.epsilon, ask more clients, "
+                "or lower samples.budget"
+            )
+        reasons["probability"] = (
             f"the sampling probability is 1: samples.budget = {wanted} is not below the estimated total of "
-            f"{size_estimate.total:.0f}, so every sample is used; {_cause(size_estimate, wanted, threshold)}"
+            f"{found.total:.0f}, so every sample is used; {cause}"
         )
-    private = math.isfinite(size_estimate.epsilon)
-    if private and size_estimate.unprotected:
-        found["unclipped"] = (
-            f"samples.size.clip = false: {size_estimate.unprotected} of the {size_estimate.asked} clients have "
-            f"more than M - 1 = {threshold - 1} samples and answer without privacy, so that their size_epsilon is "
-            "infinite; set samples.size.clip = true or raise samples.size.max_size"
+    if private and found.unprotected:
+        reasons["unclipped"] = (
+            f"samples.size.clip = false: {found.unprotected} of the {found.asked} clients have more than M - 1 = "
+            f"{threshold - 1} samples and answer without privacy, so that their size_epsilon is infinite; set "
+            "samples.size.clip = true or raise samples.size.max_size"
         )
-    elif size_estimate.clipped_fraction > CLIPPING_WORTH_A_WARNING:
-        found["clipping"] = (
-            f"{size_estimate.clipped_fraction:.0%} of the clients asked hold more than M - 1 = {threshold - 1} "
-            "samples and are counted as if they held that many; raise samples.size.max_size"
+    elif found.clipped_fraction > CLIPPING_WORTH_A_WARNING:
+        reasons["clipping"] = (
+            f"{found.clipped_fraction:.0%} of the clients asked hold more than M - 1 = {threshold - 1} samples and are "
+            "counted as if they held that many; raise samples.size.max_size"
         )
-    if private and size_estimate.empty > EMPTY_WORTH_A_WARNING * max(size_estimate.true_total, 1):
-        found["empty"] = (
-            f"{size_estimate.empty} of the {size_estimate.asked} clients asked hold no sample and answer 1 as "
-            "private answers do, so the total is estimated too high; leave them out of the shards"
+    if private and found.empty > EMPTY_WORTH_A_WARNING * max(found.true_total, 1):
+        reasons["empty"] = (
+            f"{found.empty} of the {found.asked} clients asked hold no sample and answer 1 as private answers do, so "
+            "the total is estimated too high; leave them out of the shards"
         )
-    return found
+    return reasons
 
 
-def _cause(size_estimate: SizeEstimate, wanted: int, threshold: int) -> str:
-    """Explain why the estimate is not above K, and what helps: K too large, too many clipped, or mostly noise."""
-    answered_total = float(size_estimate.answered.sum())
-    if wanted >= size_estimate.true_total:
-        return f"the {size_estimate.asked} clients asked hold no more: lower samples.budget"
-    if wanted >= answered_total:
-        return f"sizes above {threshold - 1} count as that: raise samples.size.max_size (now {threshold})"
-    deviation = size_estimate.standard_deviation
-    share = 0.5 * math.erfc((answered_total - wanted) / (deviation * math.sqrt(2)))
-    return (
-        f"the answers of {size_estimate.asked} clients at samples.size.epsilon = {size_estimate.epsilon:g} leave "
-        f"the total uncertain by {deviation:.0f} samples, so that this happens in about {share:.0%} of the rounds: "
-        "raise samples.size.epsilon, ask more clients, or lower samples.budget"
-    )
-
-
-@dataclass(frozen=True)
-class Exposure:
+class Exposure(NamedTuple):
     """Setting that reveals sizes to the server."""
 
     setting: str  # The key and its value
@@ -337,31 +327,25 @@ class Exposure:
 
 def exposure(config: Config) -> Exposure | None:
     """Return the setting that reveals most sizes beside a private `samples.size.estimate`; None if nothing does."""
-    sampler, strata = config.clients.sampler.name, stratification(config)
-    weights = config.server.weights
-    by_samples = weights.options.get("population", "samples") == "samples"
-    stratified = sampler == "stratified"
-    histogram = stratified and strata.features.name == "label-histogram"
-    of_size = weights.name in WEIGHED_BY_SIZE and by_samples
-    opening = stratified and strata.initial_step and weights.name in WEIGHED_BY_USE
+    sampler, strata, weights = config.clients.sampler.name, stratification(config), config.server.weights
+    stratified, population = sampler == "stratified", weights.options.get("population", "samples")
     scheduling = config.topology.scheduling.name if isinstance(config.topology, Mediators) else "random"
-    remedy = 'set it to "uniform" or "gradient-sum"'
-    settings = (  # whether it holds, the setting, whether it reveals all sizes, what to do
-        (sampler not in SEES_NO_SIZES, f'clients.sampler = "{sampler}"', True, 'set it to "uniform"'),
-        (config.rebalance is not None, "rebalance = true", True, "switch it off"),
-        (histogram, 'clients.sampler.features = "label-histogram"', True, "choose features made of gradients"),
-        (
-            of_size,
-            f'server.weights = "{weights.name}" with population = "samples"',
-            True,
-            'set server.weights.population = "clients"',
-        ),
-        (weights.component.foreign, f'server.weights = "{weights.name}", which sees all sizes,', True, remedy),
-        (opening, "clients.sampler.initial_step = true", True, "switch it off or choose equal server.weights"),
-        (scheduling != "random", f'topology.scheduling = "{scheduling}"', False, 'set it to "random"'),
-        (weights.name == "samples", 'server.weights = "samples"', False, remedy),
-    )
-    return next((Exposure(key, all_clients, change) for holds, key, all_clients, change in settings if holds), None)
+    own, remedy = f'server.weights = "{weights.name}"', 'set it to "uniform" or "gradient-sum"'
+    histogram = stratified and strata.features.name == "label-histogram"
+    opening = stratified and strata.initial_step and weights.name in WEIGHED_BY_USE
+    of_size = weights.name in WEIGHED_BY_SIZE and population == "samples"
+    by_samples = f'{own} with population = "samples"', 'set server.weights.population = "clients"'
+    settings = {
+        Exposure(f'clients.sampler = "{sampler}"', True, 'set it to "uniform"'): sampler not in SEES_NO_SIZES,
+        Exposure("rebalance = true", True, "switch it off"): config.rebalance is not None,
+        Exposure('clients.sampler.features = "label-histogram"', True, "choose features made of gradients"): histogram,
+        Exposure(by_samples[0], True, by_samples[1]): of_size,
+        Exposure(f"{own}, which sees all sizes,", True, remedy): weights.component.foreign,
+        Exposure("clients.sampler.initial_step = true", True, "switch it off or choose equal weights"): opening,
+        Exposure(f'topology.scheduling = "{scheduling}"', False, 'set it to "random"'): scheduling != "random",
+        Exposure(own, False, remedy): weights.name == "samples",
+    }
+    return next((setting for setting, holds in settings.items() if holds), None)
 
 
 @dataclass(frozen=True)

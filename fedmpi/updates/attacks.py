@@ -6,8 +6,6 @@ label-flip: trains honestly on labels C − 1 − y (data poisoning: Tolpegin et
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -34,18 +32,18 @@ def attackers(config: Config, streams: Streams, clients: int) -> Ints:
 class AttackedUpdates:
     """Manipulated updates of the attackers."""
 
-    def __init__(self, kind: Literal["sign-flip", "noise"], scale: float, attackers: Ints, streams: Streams):
-        self.kind, self.scale, self.streams = kind, scale, streams
+    def __init__(self, attack: UpdateAttack, attackers: Ints, streams: Streams):
+        self.attack, self.streams = attack, streams
         self._attackers = frozenset(attackers.tolist())
 
     def send(self, round: int, client: int, update: Tensor) -> Tensor:
         """Return the update that the client sends instead of Δ (d,), changed in place."""
         if client not in self._attackers:
             return update
-        if self.kind == "sign-flip":
-            return update.mul_(-self.scale)
+        if self.attack.name == "sign-flip":
+            return update.mul_(-self.attack.scale)
         drawn = self.streams.generator(Purpose.ATTACK, 1 + round, client).standard_normal(update.numel())
-        return update.copy_(torch.from_numpy(drawn).mul_(self.scale))
+        return update.copy_(torch.from_numpy(drawn).mul_(self.attack.scale))
 
 
 class FlippedLabels:
@@ -67,14 +65,12 @@ class FlippedLabels:
     def load_positions(self, positions: Ints) -> Tensors:
         """Load samples; see `ClientData.load_positions`."""
         x, y = self._data.load_positions(positions)
-        return x, self._flipped(y, np.searchsorted(self._ends, positions, side="right"))
-
-    def _flipped(self, y: Tensor, owners: Ints) -> Tensor:
+        owners = np.searchsorted(self._ends, positions, side="right")
         attacked = torch.from_numpy(self._attacks[owners]).to(y.device)
-        return torch.where(attacked, self.description.classes - 1 - y, y)
+        return x, torch.where(attacked, self.description.classes - 1 - y, y)
 
 
 def attacked_updates(config: Config, streams: Streams, attackers: Ints) -> AttackedUpdates | None:
     """Return the manipulation of a configuration's attacks; None if attackers send their trained updates."""
     attack = config.attack
-    return AttackedUpdates(attack.name, attack.scale, attackers, streams) if isinstance(attack, UpdateAttack) else None
+    return AttackedUpdates(attack, attackers, streams) if isinstance(attack, UpdateAttack) else None

@@ -17,7 +17,6 @@ from pydantic import Field
 
 from fedmpi.common.calling import calling, refuse_result
 from fedmpi.common.decorators import compressor
-from fedmpi.common.errors import UserError
 from fedmpi.common.imports import Later
 from fedmpi.common.registry import Chosen, register
 from fedmpi.common.streams import Purpose, Streams
@@ -36,7 +35,6 @@ BUCKET = 512
 LEVELS = 127
 RESIDUALS = ("transport.clients", "transport.residuals")
 """Names of the error feedback's tensors in a checkpoint: clients int64 (c,) and their residuals (c · d,)."""
-RESIDUAL_BYTES = 2 << 30
 MANTISSA = {"float16": 10, "bfloat16": 7}
 LOWEST_EXPONENT = {"float16": -14, "bfloat16": -119}
 LARGEST_FLOAT16 = 65504.0
@@ -46,8 +44,13 @@ def _int8_bits(values: int) -> int:
     return 8 * values + 32 * -(-values // BUCKET)
 
 
+def _kept(values: int, fraction: float) -> int:
+    """Return how many of d values top-k sends."""
+    return max(1, math.ceil(fraction * values))
+
+
 def _top_k_bits(values: int, *, fraction: float) -> int:
-    return kept_values(fraction, values) * (32 + max(1, (values - 1).bit_length()))
+    return _kept(values, fraction) * (32 + max(1, (values - 1).bit_length()))
 
 
 @register("compressor", "none", bits=32)
@@ -77,14 +80,21 @@ def int8(update: Tensor, generator: np.random.Generator) -> None:
 def top_k_values(
     update: Tensor, generator: np.random.Generator, *, fraction: Annotated[float, Field(gt=0, le=1)] = 0.01
 ) -> None:
-    """Only the largest values are sent, with their positions.
+    """Only the largest values are sent, with their positions (top-k sparsification, Stich et al. 2018).
+
+    In a tie, values at lower positions are kept. Rounding can decide between two nearly equal values: the results for
+    two updates that differ by rounding may differ by the smallest value kept.
 
     Parameters
     ----------
     fraction : float
         Share of the values that is sent.
     """
-    keep_largest(update, fraction)
+    magnitudes, count = update.abs(), _kept(update.numel(), fraction)
+    smallest = torch.topk(magnitudes, count, sorted=False).values.min()
+    kept = magnitudes > smallest
+    kept[torch.nonzero(magnitudes == smallest).squeeze(1)[: count - int(kept.sum())]] = True
+    update.masked_fill_(~kept, 0.0)
 
 
 def _draws(update: Tensor, generator: np.random.Generator) -> Tensor:
@@ -153,24 +163,6 @@ def keeps_residuals(config: Config) -> bool:
     return bool(config.compression.values.get("error_feedback"))
 
 
-def kept_values(fraction: float, values: int) -> int:
-    """Return how many of d values top-k sends."""
-    return max(1, math.ceil(fraction * values))
-
-
-def keep_largest(update: Tensor, fraction: float) -> Tensor:
-    """Zero all except the values of largest magnitude, in place (top-k sparsification, Stich et al. 2018).
-
-    In a tie, values at lower positions are kept. Rounding can decide between two nearly equal values: the results for
-    two updates that differ by rounding may differ by the smallest value kept.
-    """
-    magnitudes, count = update.abs(), kept_values(fraction, update.numel())
-    smallest = torch.topk(magnitudes, count, sorted=False).values.min()
-    kept = magnitudes > smallest
-    kept[torch.nonzero(magnitudes == smallest).squeeze(1)[: count - int(kept.sum())]] = True
-    return update.masked_fill_(~kept, 0.0)
-
-
 def quantize(update: Tensor, draws: Tensor) -> Tensor:
     """Round to 255 levels between −s and s, in place; s is the largest magnitude among BUCKET neighbors."""
     whole = update.numel() // BUCKET * BUCKET
@@ -199,14 +191,3 @@ def _round_at_random(values: Tensor, step: Tensor, draws: Tensor) -> None:
     values.sub_(lower)
     lower.add_(draws < values)
     torch.mul(lower, step, out=values)
-
-
-def check_residuals(clients: int, values: int) -> None:
-    """Reject error feedback for more clients than memory and checkpoints can store."""
-    needed = 4 * clients * values
-    if needed > RESIDUAL_BYTES:
-        raise UserError(
-            f"compression.error_feedback keeps a vector of {values} values for each of {clients} clients "
-            f"({needed / 2**30:.1f} GiB, of at most {RESIDUAL_BYTES / 2**30:.0f}). Switch it off, or use fewer "
-            "clients"
-        )

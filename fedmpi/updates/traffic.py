@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 BYTES_PER_VALUE = 4
 MEGABYTE = 10**6
-Bits = float | Fraction
 
 
 @dataclass(frozen=True)
@@ -46,45 +45,16 @@ class RoundTraffic:
         return self.client_up + self.client_down + self.mediator_up + self.mediator_down
 
 
-def star_models(values: int, received: int, returned: int, upload_bits: Bits = 8 * BYTES_PER_VALUE) -> RoundTraffic:
-    """Return the traffic of a round's models in a star."""
-    return RoundTraffic(returned * _bytes_of(values, upload_bits), received * values * BYTES_PER_VALUE)
-
-
 def numbers_sent(up: int = 0, down: int = 0) -> RoundTraffic:
     """Return the traffic of so many 4-byte numbers from and to all clients together."""
     return RoundTraffic(up * BYTES_PER_VALUE, down * BYTES_PER_VALUE)
-
-
-def mediator_models(
-    values: int,
-    visits: int,
-    mediators: int,
-    optimizer_values: int = 0,
-    lost: int = 0,
-) -> RoundTraffic:
-    """Return the traffic of a synchronization round's models with mediators, as actually sent.
-
-    Every visit moves the model to a client and back: steps 5 and 6 of the paper's workflow, repeated in each mediator
-    epoch. So `visits` is E_m · c, where the formula of the paper (`astraea_formula`) has c.
-
-    `optimizer_values` are the values of the optimizer's state that are sent from client to client, 0 if it is reset;
-    `lost` the clients that received a mediator's model and did not return it.
-    """
-    visit = (values + optimizer_values) * BYTES_PER_VALUE
-    return RoundTraffic(
-        client_up=visits * visit,
-        client_down=(visits + lost) * visit,
-        mediator_up=mediators * values * BYTES_PER_VALUE,
-        mediator_down=mediators * values * BYTES_PER_VALUE,
-    )
 
 
 def astraea_formula(values: int, clients: int, clients_per_mediator: int, mediator_epochs: int = 1) -> int:
     """Return 2 |w| (⌈c/γ⌉ + c), the paper's bytes of a synchronization round (section IV-C).
 
     The paper's formula has no E_m although its text sends the model in every mediator epoch. With `mediator_epochs` it
-    becomes 2 |w| (⌈c/γ⌉ + E_m c), as counted by `mediator_models`. The costs of Table III match neither: with 4 ·
+    becomes 2 |w| (⌈c/γ⌉ + E_m c), as counted by `round_links`. The costs of Table III match neither: with 4 ·
     68,873 bytes per model, 215 MB (c = 50, γ = 10, E_m = 2) are 7.1 rounds by the first and 3.7 by the second.
     """
     mediators = -(-clients // clients_per_mediator)
@@ -106,7 +76,7 @@ def cost_to_target(accuracies: Sequence[float | None], round_bytes: Sequence[int
     return None
 
 
-def _bytes_of(values: int, bits: Bits) -> int:
+def _bytes_of(values: int, bits: float | Fraction) -> int:
     """Return the whole bytes of `values` numbers of `bits` bits."""
     return -int(-values * bits // 8)
 
@@ -114,17 +84,23 @@ def _bytes_of(values: int, bits: Bits) -> int:
 def round_links(
     config: Config, model: FlatModel, clients: int, classes: int, plan: Plan, measured: int, visits: int = 0
 ) -> RoundTraffic:
-    """Return bytes of one round on every link."""
+    """Return bytes of one round on every link.
+
+    With mediators every visit moves the model to a client and back: steps 5 and 6 of the paper's workflow, repeated in
+    each mediator epoch. So `visits` is E_m · c, where the formula of the paper (`astraea_formula`) has c. Clients that
+    drop out receive a model and do not return it.
+    """
     values, participants = model.size, len(plan.clients)
     asked = int(plan.facts.get("asked", participants))
     if config.topology.name == "mediators":
         kept = keeps_moments(config, plan.one_step)
-        moments = 2 * model.trainable if kept else 0  # Adam has no moments for buffers
-        groups = len(np.unique(plan.mediators))
-        total = mediator_models(values, visits, groups, moments, lost=asked - participants)
+        moved = BYTES_PER_VALUE * (values + (2 * model.trainable if kept else 0))  # Adam has no moments for buffers
+        to_server = BYTES_PER_VALUE * values * len(np.unique(plan.mediators))
+        total = RoundTraffic(visits * moved, (visits + asked - participants) * moved, to_server, to_server)
     else:
-        total = star_models(values, asked, participants, upload_bits(config.compression, values))
         down, up, numbers = further_vectors(config)
+        update = _bytes_of(values, upload_bits(config.compression, values))
+        total = RoundTraffic(participants * update, asked * values * BYTES_PER_VALUE)
         total += numbers_sent(participants * (up * values + numbers), asked * down * values)
     if "size_asked" in plan.facts:  # size reports; K and the estimate come back (FedSampling, Algorithm 1)
         total += numbers_sent(int(plan.facts["size_asked"]), 2 * asked)

@@ -320,6 +320,9 @@ EXACT: dict[str, list[str]] = {
         "compression.error_feedback=true",
     ],
     "mediators, each on one rank": [*MEDIATORS, *SOME, *ADAM, "cluster.placement=mediator"],
+    "mediators whose models and moments move from rank to rank": [
+        *(*MEDIATORS, *SOME, *ADAM, "topology.keep_optimizer=true", "cluster.placement=owner"),
+    ],
     "q-FFL, whose weights follow from losses": [*SMALL, *BY_SIZE, "server.weights=q-ffl"],
     "trimmed means of attacked updates": [
         *(*SMALL, *SOME, *FLIPPED, "server.aggregator=trimmed-mean", "server.aggregator.trim=0.3"),

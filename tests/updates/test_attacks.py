@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
+from fedmpi.config.server_tables import UpdateAttack
 from fedmpi.updates.attacks import AttackedUpdates, attackers
 
 ATTACKERS, STREAMS = np.array([1, 4]), Streams(3)
@@ -21,30 +24,19 @@ def test_a_share_of_the_clients_attacks_rounded_half_up(fraction: float, count: 
     assert len(set(found.tolist())) == count and found.tolist() == sorted(found.tolist())
 
 
-@pytest.mark.parametrize("kind", ["sign-flip", "noise"])
-def test_the_honest_send_what_they_have(kind: str) -> None:
-    for client in (0, 2, 3, 5):
-        assert torch.equal(AttackedUpdates(kind, 3.0, ATTACKERS, STREAMS).send(2, client, UPDATE.clone()), UPDATE)
+def sent(kind: Any, scale: float, round: int = 2, client: int = 4, update: torch.Tensor = UPDATE) -> torch.Tensor:
+    return AttackedUpdates(UpdateAttack(name=kind, scale=scale), ATTACKERS, STREAMS).send(round, client, update.clone())
 
 
-def test_a_flipped_update_is_as_many_times_as_long_in_the_other_direction() -> None:
-    mine = UPDATE.clone()
-    sent = AttackedUpdates("sign-flip", 3.0, ATTACKERS, STREAMS).send(2, 4, mine)
-    assert sent is mine and torch.allclose(sent, -3 * UPDATE)
+def test_attackers_send_the_update_flipped_and_stretched_the_honest_what_they_have() -> None:
+    assert torch.allclose(sent("sign-flip", 3.0), -3 * UPDATE)
+    assert all(torch.equal(sent(kind, 3.0, client=5), UPDATE) for kind in ("sign-flip", "noise"))
 
 
-def test_noise_has_the_stated_deviation_and_nothing_of_the_update() -> None:
+def test_noise_is_of_its_round_and_client_with_the_stated_deviation_and_nothing_of_the_update() -> None:
     """Mean, deviation and correlation of 20,000 values within six standard errors: false alarm 6e-9 in all."""
-    sent = AttackedUpdates("noise", 0.5, ATTACKERS, STREAMS).send(2, 4, UPDATE.clone())
-    error = 6 / len(UPDATE) ** 0.5
-    assert abs(float(sent.mean())) < 0.5 * error and float(sent.std()) == pytest.approx(0.5, rel=error)
-    assert abs(np.corrcoef(sent.numpy(), UPDATE.numpy())[0, 1]) < error
-
-
-def test_noise_is_of_its_round_and_client() -> None:
-    attacks = AttackedUpdates("noise", 0.5, ATTACKERS, STREAMS)
-    sent = {(t, k): attacks.send(t, k, UPDATE.clone()) for t in (2, 3) for k in (4, 1)}
-    again = {key: AttackedUpdates("noise", 0.5, ATTACKERS, STREAMS).send(*key, 2 * UPDATE) for key in reversed(sent)}
-    assert all(torch.equal(sent[key], again[key]) for key in sent)
-    for one, other in (((2, 1), (2, 4)), ((2, 1), (3, 1)), ((3, 1), (2, 4))):
-        assert abs(np.corrcoef(sent[one].numpy(), sent[other].numpy())[0, 1]) < 0.05
+    noise, error = sent("noise", 0.5), 6 / len(UPDATE) ** 0.5
+    assert abs(float(noise.mean())) < 0.5 * error and float(noise.std()) == pytest.approx(0.5, rel=error)
+    for other in (UPDATE, sent("noise", 0.5, client=1), sent("noise", 0.5, round=3)):
+        assert abs(np.corrcoef(noise.numpy(), other.numpy())[0, 1]) < error
+    assert torch.equal(noise, sent("noise", 0.5, update=2 * UPDATE))

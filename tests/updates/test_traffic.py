@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fedmpi.common.plan import Plan
 from fedmpi.config import load_config
@@ -18,106 +16,71 @@ from fedmpi.updates.traffic import (
     astraea_formula,
     cost_to_target,
     keeps_moments,
-    mediator_models,
-    numbers_sent,
     paper_formula,
     round_links,
-    star_models,
 )
 
-COUNTS = st.integers(1, 10_000)
 STAR, CHAIN = load_config(None, ["preset=fedavg"]), load_config(None, ["preset=astraea-mediator"])
 MODEL: Any = SimpleNamespace(size=100, trainable=100)
+STAR_OF_FOUR = RoundTraffic(4 * 400, 4 * 400)
+CHAIN_OF_FOUR = RoundTraffic(8 * 400, 8 * 400, 2 * 400, 2 * 400)
+"""The models of four clients in a star, and of two mediators with two clients each that are visited twice."""
 
 
-def plan_of(t: int, participants: int, **facts: int) -> Plan:
-    members, none = np.arange(participants), np.empty(0)
-    return Plan(t, 0.1, members, np.ones(participants), True, True, mediators=members // 2, balance=none, facts=facts)
+def links(*settings: str, measured: int = 0, t: int = 1, model: Any = MODEL, **facts: int) -> RoundTraffic:
+    """Bytes of a round of four of twenty clients."""
+    preset = () if any(setting.startswith("preset=") for setting in settings) else ("preset=fedavg",)
+    config, members = load_config(None, [*preset, *settings]), np.arange(4)
+    plan = Plan(t, 0.1, members, np.ones(4), True, True, mediators=members // 2, facts=facts)
+    return round_links(config, model, 20, 10, plan, measured, visits=8)
 
 
-def further_links(*settings: str, clients: int = 20, measured: int = 0, t: int = 0, **facts: int) -> RoundTraffic:
-    """Bytes beside the models of four clients in a star."""
-    config, models = load_config(None, ["preset=fedavg", *settings]), star_models(100, 4, 4)
-    found = round_links(config, MODEL, clients, 10, plan_of(t, 4, **facts), measured)
-    assert (found.mediator_up, found.mediator_down) == (0, 0)
-    return RoundTraffic(found.client_up - models.client_up, found.client_down - models.client_down)
+STRATA = ("clients.sampler=stratified", "clients.sampler.within_stratum=uniform")
+MEDIATORS = "preset=astraea-mediator"
+KEPT = (MEDIATORS, "topology.keep_optimizer=true", "local.optimizer=adam")
 
 
-@given(COUNTS, COUNTS)
-def test_a_round_of_fedavg_sends_what_the_formula_says(values: int, clients: int) -> None:
-    assert star_models(values, clients, clients).total == paper_formula(STAR, values, clients)
+@pytest.mark.parametrize(
+    ("settings", "more", "expected"),
+    [
+        ((), {"t": 0}, RoundTraffic()),
+        ((), {"asked": 7}, RoundTraffic(0, 3 * 400)),  # those who drop out receive and do not send
+        (("compression=float16",), {}, RoundTraffic(-2 * 400)),
+        (("compression=int8",), {}, RoundTraffic(4 * (100 + 4) - 4 * 400)),  # a scale of 4 bytes
+        (("rebalance=true",), {"t": 0}, RoundTraffic(800, 800)),  # class counts go up, numbers of copies come back
+        (("rebalance=true",), {"t": 1}, RoundTraffic()),
+        ((), {"size_asked": 20}, RoundTraffic(80, 4 * 2 * 4)),  # size reports; K and the estimate come back
+        ((*STRATA, "clients.sampler.features=label-histogram"), {"measured": 6}, RoundTraffic(6 * 4 * 10)),
+        ((*STRATA, "clients.sampler.features=full-gradient"), {"measured": 6}, RoundTraffic(2400, 2400)),
+        # 9 centres and a norm of 4 bytes each, 100 indices of 4 bits; of 1 bit for two centres
+        (STRATA, {"measured": 6}, RoundTraffic(6 * (40 + 50), 2400)),
+        ((*STRATA, "clients.sampler.features.codebook_size=2"), {"measured": 6}, RoundTraffic(6 * 12 + 6 * 13, 2400)),
+        ((MEDIATORS,), {}, RoundTraffic()),
+        ((MEDIATORS,), {"t": 0}, RoundTraffic(20 * 10 * 4)),  # the class counts, once
+        ((MEDIATORS,), {"asked": 7}, RoundTraffic(0, 3 * 400)),
+        # Adam's two moments go from client to client, without those of 10 buffers
+        (KEPT, {"model": SimpleNamespace(size=100, trainable=90)}, RoundTraffic(8 * 720, 8 * 720)),
+    ],
+    ids=str,
+)
+def test_what_is_sent_beside_the_models(settings: tuple[str, ...], more: dict, expected: RoundTraffic) -> None:
+    models = CHAIN_OF_FOUR if MEDIATORS in settings else STAR_OF_FOUR
+    assert links(*settings, **more) == models + expected
 
 
-@given(COUNTS, COUNTS, st.integers(1, 100), st.integers(1, 5))
-def test_a_round_of_astraea_sends_what_the_formula_says(values: int, clients: int, most: int, epochs: int) -> None:
-    counted = mediator_models(values, visits=epochs * clients, mediators=-(-clients // most))
-    assert counted.total == astraea_formula(values, clients, most, epochs)
-    assert counted.client_up == counted.client_down == 4 * values * epochs * clients
-
-
-def test_gamma_one_with_one_epoch_doubles_the_traffic_of_fedavg() -> None:
+def test_rounds_send_what_the_formulas_say() -> None:
+    """The paper's formula has no E_m; a round of Astraea with γ = 1 and one epoch doubles the traffic of FedAvg."""
+    assert STAR_OF_FOUR.total == paper_formula(STAR, 100, 4)
+    assert CHAIN_OF_FOUR.total == astraea_formula(100, 4, 2, 2)
     assert astraea_formula(100, 7, 1) == 2 * paper_formula(STAR, 100, 7)
     most = CHAIN.topology.clients_per_mediator  # type: ignore[union-attr]
     assert paper_formula(CHAIN, 100, 47) == astraea_formula(100, 47, most) == 800 * (-(-47 // most) + 47)
 
 
-def test_clients_that_drop_out_receive_but_do_not_send() -> None:
-    assert star_models(10, received=5, returned=3) == RoundTraffic(client_up=120, client_down=200)
-    lossy = mediator_models(10, visits=6, mediators=2, lost=3)
-    assert (lossy.client_up, lossy.client_down) == (6 * 40, 9 * 40)
-
-
-def test_an_optimizers_state_travels_between_the_clients_only() -> None:
-    plain, kept = mediator_models(10, 4, 2), mediator_models(10, 4, 2, optimizer_values=20)
-    assert kept.client_up == kept.client_down == 3 * plain.client_up
-    assert (kept.mediator_up, kept.mediator_down) == (plain.mediator_up, plain.mediator_down) == (80, 80)
-
-
 def test_moments_travel_where_adam_keeps_them_and_not_in_an_opening_step() -> None:
-    kept = load_config(None, ["preset=astraea-mediator", "topology.keep_optimizer=true", "local.optimizer=adam"])
-    anew = load_config(None, ["preset=astraea-mediator", "topology.keep_optimizer=false", "local.optimizer=adam"])
+    kept, anew = (load_config(None, [*KEPT, f"topology.keep_optimizer={keep}"]) for keep in ("true", "false"))
     assert keeps_moments(kept, one_step=False)
     assert not keeps_moments(kept, one_step=True) and not keeps_moments(anew, one_step=False)
-    normed: Any = SimpleNamespace(size=100, trainable=90)
-    plan = plan_of(1, 4)
-    assert round_links(kept, normed, 20, 10, plan, 0, visits=8) == mediator_models(100, 8, 2, optimizer_values=180)
-
-
-def test_queried_clients_receive_and_selected_clients_send() -> None:
-    plan = plan_of(1, 4, asked=7)
-    assert round_links(STAR, MODEL, 20, 10, plan, 0) == star_models(100, received=7, returned=4)
-    assert round_links(CHAIN, MODEL, 20, 10, plan, 0, visits=8) == mediator_models(100, 8, 2, lost=3)
-
-
-def test_a_compressed_transport_shrinks_what_goes_up() -> None:
-    assert star_models(10, 1, 1, upload_bits=16) == RoundTraffic(client_up=20, client_down=40)
-    assert star_models(9, 1, 1, upload_bits=1).client_up == 2
-
-
-STRATA = ("clients.sampler=stratified", "clients.sampler.within_stratum=uniform")
-
-
-@pytest.mark.parametrize(
-    ("expected", "settings", "more"),
-    [
-        (RoundTraffic(), (), {"t": 0}),
-        (RoundTraffic(800, 800), ("rebalance=true",), {"t": 0}),  # class counts go up, numbers of copies come back
-        (RoundTraffic(), ("rebalance=true",), {"t": 1}),
-        (RoundTraffic(80, 4 * 2 * 4), (), {"size_asked": 20}),  # size reports; K and the estimate come back
-        (RoundTraffic(6 * 4 * 10), (*STRATA, "clients.sampler.features=label-histogram"), {"measured": 6}),
-        (RoundTraffic(2400, 2400), (*STRATA, "clients.sampler.features=full-gradient"), {"measured": 6}),
-        # 9 centres and a norm of 4 bytes each, 100 indices of 4 bits; of 1 bit for two centres
-        (RoundTraffic(6 * (40 + 50), 2400), STRATA, {"measured": 6}),
-        (RoundTraffic(6 * 12 + 6 * 13, 2400), (*STRATA, "clients.sampler.features.codebook_size=2"), {"measured": 6}),
-    ],
-)
-def test_what_is_sent_beside_the_models(expected: RoundTraffic, settings: tuple[str, ...], more: dict) -> None:
-    assert further_links(*settings, **more) == expected
-
-
-def test_mediators_need_the_class_counts_once() -> None:
-    first, second = (round_links(CHAIN, MODEL, 20, 10, plan_of(t, 4), 0, visits=8) for t in (0, 1))
-    assert first == second + numbers_sent(20 * 10)
 
 
 def test_the_cost_of_a_target_counts_every_round_up_to_its_first_evaluation() -> None:
