@@ -1,7 +1,8 @@
 """Per-sample losses of a model's outputs: built-in losses, and the loss that a run trains and evaluates with.
 
 A loss is a function (outputs, targets) -> (b,): one value per sample, from that sample's outputs and target alone. If a
-sample has many targets, its loss is the mean over those that count.
+sample has many targets, its loss is the mean over those that count. Outputs and targets are (b, C) and int64 (b,) of a
+classification, (b, L, C) and int64 (b, L) of tokens, (b, C) logits and floats 0 to 1 of labels, (b, …) of numbers.
 """
 
 from __future__ import annotations
@@ -38,15 +39,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return −log of the target's probability under the softmax of the outputs.
 
-    Parameters
-    ----------
-    outputs : Tensor (b, C) or (b, L, C)
-    targets : int64 Tensor (b,) or (b, L)
-
-    Returns
-    -------
-    Tensor (b,)
-        For tokens the mean over the positions that count, 0 if none does.
+    For tokens it is the mean over the positions that count, 0 if none does.
     """
     return _over_positions(functional.cross_entropy, outputs, targets)
 
@@ -65,8 +58,6 @@ def label_smoothing(outputs: Tensor, targets: Tensor, *, smoothing: Share = 0.1)
 
     Parameters
     ----------
-    outputs : Tensor (b, C) or (b, L, C)
-    targets : int64 Tensor (b,) or (b, L)
     smoothing : float
         Share of the weight, in [0, 1], that is spread evenly over the C classes.
     """
@@ -79,8 +70,6 @@ def focal(outputs: Tensor, targets: Tensor, *, gamma: Annotated[float, Field(ge=
 
     Parameters
     ----------
-    outputs : Tensor (b, C) or (b, L, C)
-    targets : int64 Tensor (b,) or (b, L)
     gamma : float
         γ ≥ 0; 0 is cross-entropy.
     """
@@ -95,38 +84,20 @@ def focal(outputs: Tensor, targets: Tensor, *, gamma: Annotated[float, Field(ge=
 
 @register("loss", "bce")
 def binary_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the cross-entropy of each label under the logistic function of its output, averaged over the labels.
-
-    Parameters
-    ----------
-    outputs : Tensor (b, C)
-        Logits.
-    targets : float Tensor (b, C)
-        0 or 1, or between them.
-    """
+    """Return the cross-entropy of each label under the logistic function of its output, averaged over the labels."""
     wanted = targets.to(outputs.dtype)
     return functional.binary_cross_entropy_with_logits(outputs, wanted, reduction="none").mean(1)
 
 
 @register("loss", "mse")
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return (y − ŷ)², averaged over the numbers of a sample.
-
-    Parameters
-    ----------
-    outputs, targets : Tensor (b, …)
-    """
+    """Return (y − ŷ)², averaged over the numbers of a sample."""
     return functional.mse_loss(outputs, targets, reduction="none").reshape(len(targets), -1).mean(1)
 
 
 @register("loss", "l1")
 def absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return |y − ŷ|, averaged over the numbers of a sample.
-
-    Parameters
-    ----------
-    outputs, targets : Tensor (b, …)
-    """
+    """Return |y − ŷ|, averaged over the numbers of a sample."""
     return functional.l1_loss(outputs, targets, reduction="none").reshape(len(targets), -1).mean(1)
 
 
@@ -136,7 +107,6 @@ def huber(outputs: Tensor, targets: Tensor, *, delta: Annotated[float, Field(gt=
 
     Parameters
     ----------
-    outputs, targets : Tensor (b, …)
     delta : float
         δ above 0: the error above which it grows linearly.
     """
@@ -245,11 +215,8 @@ def couples_samples(loss: Loss, outputs: Tensor, description: DataDescription) -
     whole = loss.per_sample(tried, targets)
     depends = whole.requires_grad and torch.autograd.grad(whole.sum(), tried, allow_unused=True)[0] is not None
     if not depends:
-        raise refuse_result(
-            loss.part,
-            "its values have no gradient with respect to the outputs: use torch functions, without argmax, "
-            ".detach() or NumPy",
-        )
+        problem = "its values have no gradient with respect to the outputs: use torch functions, without argmax, "
+        raise refuse_result(loss.part, f"{problem}.detach() or NumPy")
     with torch.no_grad():
         halves = zip(tried.chunk(2), targets.chunk(2), strict=True)
         parts = torch.cat([loss.per_sample(some, own) for some, own in halves])

@@ -108,7 +108,7 @@ def on_ranks(
 def records_of(trace: Trace) -> list[dict[str, Any]]:
     """The records without what the number of ranks or the machine changes."""
     read = [json.loads(line) for line in str(trace["records"]).splitlines()]
-    return [{key: value for key, value in record.items() if "seconds" not in key} for record in read]
+    return [{key: value for key, value in record.items() if "seconds" not in key and key != "hops"} for record in read]
 
 
 def main() -> int:

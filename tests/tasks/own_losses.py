@@ -27,11 +27,6 @@ def column(outputs: Tensor, targets: Tensor) -> Tensor:
     return cross_entropy(outputs, targets).unsqueeze(1)
 
 
-def by_class(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Wrong: one value a class."""
-    return outputs.mean(0)
-
-
 def wrong_answers(outputs: Tensor, targets: Tensor) -> Tensor:
     """Wrong: no gradient."""
     return (outputs.argmax(1) != targets).to(outputs.dtype)
@@ -45,16 +40,6 @@ def centred(outputs: Tensor, targets: Tensor) -> Tensor:
 def noisy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Draws from torch's global generator."""
     return cross_entropy(outputs + 0.1 * torch.randn_like(outputs), targets)
-
-
-def number(outputs: Tensor, targets: Tensor) -> float:
-    """Wrong: no tensor."""
-    return 0.5
-
-
-def broken(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Wrong: always."""
-    raise RuntimeError("no such thing")
 
 
 def without_four(outputs: Tensor, targets: Tensor) -> Tensor:

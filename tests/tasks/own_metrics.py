@@ -44,11 +44,6 @@ def a_number(outputs, targets) -> dict:
     return 3.0
 
 
-def a_text(outputs, targets) -> dict:
-    "No number."
-    return {"x": "1"}
-
-
 def an_array(outputs, targets) -> dict:
     "An array without a result."
     return {"x": torch.ones(3)}

@@ -20,7 +20,7 @@ from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
 from fedmpi.tasks.evaluation import evaluate
 from fedmpi.tasks.losses import CROSS_ENTROPY, LOSS_ALONE, Loss, task_loss
-from tests.local.synthetic import SMALL_IMAGES, STREAMS, TEXTS, InMemorySource, made, relative_error, summed, tasks_of
+from tests.local.synthetic import SMALL_IMAGES, STREAMS, InMemorySource, made, relative_error, summed, tasks_of
 from tests.tasks import own_losses
 
 SIZES = [13, 1, 25, 7, 2, 18]
@@ -29,12 +29,12 @@ OWN = task_loss("tests.tasks.own_losses:cross_entropy")
 SQUARED = task_loss(own_losses.squared, {"scale": 2})
 
 
-def model_of(loss: Loss, description=SMALL_IMAGES, name: str = "mlp", **options) -> FlatModel:
-    return FlatModel(build(name, options or {"hidden": [9]}, description, seed=3).double(), loss=loss)
+def model_of(loss: Loss) -> FlatModel:
+    return FlatModel(build("mlp", {"hidden": [9]}, SMALL_IMAGES, seed=3).double(), loss=loss)
 
 
-def sources(description=SMALL_IMAGES) -> InMemorySource:
-    return InMemorySource(description, SIZES, torch.float64)
+def sources() -> InMemorySource:
+    return InMemorySource(SMALL_IMAGES, SIZES, torch.float64)
 
 
 ENGINES: dict[str, tuple[Callable, LocalRule]] = {
@@ -46,16 +46,11 @@ ENGINES: dict[str, tuple[Callable, LocalRule]] = {
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(
-    ("description", "name", "options"),
-    [(SMALL_IMAGES, "mlp", {"hidden": [9]}), (TEXTS, "text-cnn", {"dimension": 6, "filters": 4, "dropout": 0.5})],
-    ids=["mlp", "text-cnn"],
-)
-def test_custom_cross_entropy_trains_as_the_built_in_one(engine: str, description, name: str, options: dict):
+def test_custom_cross_entropy_trains_as_the_built_in_one(engine: str):
     kind, rule = ENGINES[engine]
-    source, found = sources(description), []
+    source, found = sources(), []
     for loss in (CROSS_ENTROPY, OWN):
-        model = model_of(loss, description, name, **options)
+        model = model_of(loss)
         found.append(summed(made(kind, model, source, STREAMS), model, tasks_of(source), rule))
     (expected, wanted), (update, report) = found
     assert relative_error(update, expected) < 1e-12
@@ -75,23 +70,19 @@ def plain_gradient(model: FlatModel, x: Tensor, y: Tensor) -> tuple[float, Tenso
     return total, flat
 
 
-@pytest.mark.parametrize("side_by_side", [False, True])
-def test_probes_look_at_gradients_of_the_loss(side_by_side: bool):
+def test_probes_and_evaluation_look_at_the_loss():
     source, model = sources(), model_of(SQUARED)
-    probe = made(BatchedEngine, model, source) if side_by_side else None
-    blocks = Gradients(source, model, STREAMS, batched=probe).blocks(range(6), model.initial, 0)
+    blocks = Gradients(source, model, STREAMS, batched=made(BatchedEngine, model, source)).blocks(
+        range(6), model.initial, 0
+    )
     found = {int(k): row for clients, rows in blocks for k, row in zip(clients, rows, strict=True)}
     model.bind(model.initial.clone())
     for client, size in enumerate(SIZES):
         expected = plain_gradient(model, *source.load(client))[1] / size
         assert relative_error(found[client], expected) < 1e-12
-
-
-def test_evaluation_reports_the_mean_of_the_loss():
-    source, model = sources(), model_of(SQUARED)
     total, _ = plain_gradient(model, source.x, source.y)
-    found = evaluate(model.module, source.x, source.y, 10, model.loss)
-    assert found.loss == pytest.approx(total / len(source.y), rel=1e-12)
+    found_loss = evaluate(model.module, source.x, source.y, 10, model.loss).loss
+    assert found_loss == pytest.approx(total / len(source.y), rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -99,10 +90,7 @@ def test_evaluation_reports_the_mean_of_the_loss():
     [
         ("mean", "a single number.*without the mean"),
         ("column", r"shape \(4, 1\)"),
-        ("by_class", r"shape \(5,\): .*shape \(4,\)"),
-        ("number", "a float"),
         ("wrong_answers", "have no gradient with respect to the outputs"),
-        ("broken", r"own_losses.py:\d+\) failed: RuntimeError: no such thing"),
     ],
 )
 def test_what_is_no_loss_per_sample_is_rejected_before_the_first_round(loss: str, words: str):
@@ -121,13 +109,10 @@ def test_a_loss_that_fails_in_a_round_names_its_line_and_the_client(engine: str)
 
 
 def test_a_loss_that_looks_at_the_whole_batch_or_draws_is_trained_client_by_client():
-    source = sources()
     for loss in (own_losses.centred, own_losses.noisy):
         model = model_of(task_loss(loss))
         assert why_not_batched(model, SMALL_IMAGES) == LOSS_ALONE
-        assert made(MergedEngine, model, source, STREAMS).model_refusal() == LOSS_ALONE
     assert why_not_batched(model_of(SQUARED), SMALL_IMAGES) is None
-    assert made(MergedEngine, model_of(SQUARED), source, STREAMS).model_refusal() is None
 
 
 def test_a_loss_that_draws_is_seeded_by_the_client_and_leaves_the_generator_alone():
