@@ -1,4 +1,4 @@
-"""The finding of a report: its sentence, the table of differences from the reference, and numbers as text."""
+"""The finding of a report: its sentence, the tables of differences and of costs to a target, and numbers as text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from fedmpi.common.errors import UserError
 from fedmpi.report.curves import key_title
-from fedmpi.results.comparison import Comparison, Difference, Row, compare_runs, in_percent, rises
+from fedmpi.results.comparison import COSTS, Comparison, Difference, Row, compare_runs, in_percent, rises
 from fedmpi.results.loading import OneRun, SeedGroup
 
 Columns = dict[str, list[Any]]
@@ -33,29 +33,36 @@ def cell(value: Any) -> str:
     return "–" if value is None else str(value).strip().encode(errors="replace").decode()
 
 
-def compared(runs: Sequence[OneRun]) -> Comparison | None:
-    """Return the comparison of the configurations; None if no run is finished, or none was evaluated."""
-    try:
-        return compare_runs(runs)
-    except UserError:
-        return None
-
-
 def with_decimals_of(scale: float, value: float, spread: float, *others: float) -> list[str]:
     """Return numbers with the decimals that two digits of a spread have."""
     decimals = max(0, 1 - math.floor(math.log10(scale * spread))) if spread > 0 and math.isfinite(spread) else 2
     return [f"{scale * one:,.{decimals}f}" for one in (value, *others)]
 
 
+def compared(runs: Sequence[OneRun]) -> Comparison | None:
+    """Return the comparison of the configurations, with the user's target or else the best score that half of them
+    reach; None if no run is finished, or none was evaluated."""
+    try:
+        found = compare_runs(runs)
+    except UserError:
+        return None
+    best = sorted((row.best.mean for row in _rows(found) if row.best), reverse=rises(found.metric))
+    middle = best[len(best) // 2] if best else 0.0
+    return found if found.target is not None or not middle else compare_runs(runs, target=middle)
+
+
+def _rows(comparison: Comparison) -> list[Row]:
+    return [row for _, table in comparison.blocks for row in table]
+
+
 def _differences(comparison: Comparison) -> list[tuple[Row, Difference, SeedGroup]]:
     """Return the rows that are compared with a reference, with their intervals and references."""
-    rows = [row for _, table in comparison.blocks for row in table]
-    return [(row, one, row.reference) for row in rows if (one := row.interval) and row.reference]
+    return [(row, one, row.reference) for row in _rows(comparison) if (one := row.interval) and row.reference]
 
 
-def against(comparison: Comparison | None) -> Columns | None:
+def against(comparison: Comparison) -> Columns | None:
     """Return the table of differences from the reference, with their corrected intervals; None without any."""
-    if comparison is None or not (found := _differences(comparison)):
+    if not (found := _differences(comparison)):
         return None
     scale = 100 if in_percent(comparison.metric) else 1
     numbers = [with_decimals_of(scale, one.mean, one.half, one.low, one.high) for _, one, _ in found]
@@ -69,11 +76,25 @@ def against(comparison: Comparison | None) -> Columns | None:
     }
 
 
-def finding(comparison: Comparison | None) -> str:
+def to_target(comparison: Comparison) -> tuple[str, Columns] | None:
+    """Return title and columns of the table of costs to the target; None without a target."""
+    if comparison.target is None:
+        return None
+    rows = _rows(comparison)
+    columns: Columns = {
+        "configuration": [row.group.label for row in rows],
+        "runs that reached it": [f"{row.reached} of {row.final.n}" for row in rows],
+    }
+    for key, (unit, _) in COSTS.items():
+        spreads = [row.costs.get(key) for row in rows]
+        if any(spreads):
+            columns[unit] = [one and (one.mean, one.deviation) for one in spreads]
+    way = "to" if rises(comparison.metric) else "down to"
+    return f"Cost {way} a {key_title(comparison.metric)} of {comparison.target:.4g}", columns
+
+
+def finding(comparison: Comparison) -> str:
     """Return the main result in one sentence: the largest significant difference, or the last score."""
-    if comparison is None:
-        return ""
-    rows = [row for _, table in comparison.blocks for row in table]
     title, scale = key_title(comparison.metric), 100 if in_percent(comparison.metric) else 1
     unit = " points" if scale == 100 else ""
 
@@ -83,6 +104,7 @@ def finding(comparison: Comparison | None) -> str:
 
     compared = _differences(comparison)
     if not compared:
+        rows = _rows(comparison)
         best = (max if rises(comparison.metric) else min)(rows, key=lambda row: row.final.mean)
         most = "" if len(rows) == 1 else ", the best result"
         return f"{best.group.label} ends with a {title} of {score(best)} ({counted(best.final.n, 'seed')}){most}."

@@ -47,7 +47,7 @@ LESS_IS_BETTER = (
     ("kl_", "bytes", "stratum_spread", "client_loss_", "client_tuned_loss_"),
 )
 """Ends and beginnings of keys of which less is better."""
-MORE_IS_BETTER = ("client_use_effective", "sample_use_effective", "clients_used", "samples_used", "rank_balance")
+MORE_IS_BETTER = ("client_use_effective", "sample_use_effective", "clients_used", "samples_used")
 EQUAL = 1e-12
 """Values that differ by less of the largest are equal but for rounding."""
 

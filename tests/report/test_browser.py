@@ -136,30 +136,21 @@ def test_a_phone_shows_it_without_scrolling_sideways_or_breaking_words(chromium:
         assert lines and not [text for text, count in lines if " " not in text.strip() and count > 2]
 
 
-def test_single_values_and_names_that_every_object_has_are_drawn(chromium: Any, tmp_path: Path) -> None:
+def test_single_values_are_drawn(chromium: Any, tmp_path: Path) -> None:
     for seed in (0, 1):
         folder = tmp_path / f"run-{seed}"
         folder.mkdir()
         (folder / "config.toml").write_text(f'preset = "fedsts"\nrounds = 3\nseed = {seed}\n')
         strata = {"stratum_sizes": [3, 2], "allocation": [1, 1]}
         work = [{"round": t, "samples": 9, "seconds": 0.1, "train_loss": 1.0, **strata} for t in range(3)]
-        work[2] |= {"test_accuracy": 0.25, "constructor": 1.5}
+        work[2] |= {"test_accuracy": 0.25, "own_number": 1.5}
         (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in work))
     write_report([tmp_path], tmp_path / "report.html")
     with opened(chromium, tmp_path / "report.html", DESK) as page:
         assert [(one["at"], one["mean"]) for one in drawn(page, "curve")] == [(3, 0.25)]
-        page.select_option("#curve select[name=key]", "constructor")
+        page.select_option("#curve select[name=key]", "own_number")
         page.evaluate("views.curve.runAsync().then(() => null)")
         assert [one["mean"] for one in drawn(page, "curve")] == [1.5]
-
-
-def test_an_unfinished_run_without_loss_is_drawn(chromium: Any, tmp_path: Path) -> None:
-    (tmp_path / "config.toml").write_text('preset = "fedavg"\nrounds = 9\n')
-    (tmp_path / "metrics.jsonl").write_text('{"round": 0, "samples": 9, "seconds": 0.1, "clients": "0-3"}\n')
-    write_report([tmp_path], tmp_path / "report.html")
-    with opened(chromium, tmp_path / "report.html", DESK) as page:
-        assert page.locator("#participation canvas").count() == 1
-        assert page.locator("#loss, #evenness").count() == 0 and page.locator("#runs").count() == 1
 
 
 def test_curves_are_saved_as_csv_and_the_page_is_dark_except_in_print(chromium: Any, page_file: Path) -> None:

@@ -19,9 +19,10 @@ import fedmpi
 from fedmpi import UserError
 from fedmpi.records.history import clients_from_text
 from fedmpi.records.tables import ClientTable, read_clients
-from fedmpi.report import curves as panels
-from fedmpi.report.curves import MOST_ROUNDS, Configuration, completed, configurations, curves, thinned
-from fedmpi.report.page import page_contents, render_page, write_report
+from fedmpi.report import curves as numbers
+from fedmpi.report.curves import MOST_ROUNDS, curves, thinned
+from fedmpi.report.figures import DASHES, METHODS, Shown, styles
+from fedmpi.report.page import Item, page_contents, render_page, write_report
 from fedmpi.results.loading import OneRun, find_runs, read_runs
 
 SMALL: dict[str, Any] = {
@@ -50,18 +51,33 @@ def runs(folder: Path) -> list[OneRun]:
 
 
 @pytest.fixture(scope="module")
-def shown(runs: list[OneRun]) -> dict[str, Any]:
-    return json.loads(json.dumps(page_contents(runs, "all <three> of them")))
+def contents(runs: list[OneRun]) -> dict[str, Any]:
+    return page_contents(runs, "all <three> of them")
+
+
+@pytest.fixture(scope="module")
+def shown(contents: dict[str, Any]) -> Shown:
+    return contents["shown"]
+
+
+def tables(contents: dict[str, Any]) -> dict[str, Any]:
+    items: list[Item] = [item for items in contents["sections"].values() for item in items]
+    return {item.name: item.table for item in items if item.table}
 
 
 def of(runs: list[OneRun], preset: str) -> list[OneRun]:
     return [run for run in runs if run.table["preset"] == preset]
 
 
-def test_curves_are_mean_and_deviation_of_the_records_over_seeds(runs: list[OneRun], shown: dict[str, Any]) -> None:
-    group = next(group for group in shown["configurations"] if group["label"] == "fedavg")
-    both = of(runs, "fedavg")
-    assert group["seeds"] == [0, 1] and group["rounds"] == 3
+def run_of(records: list[dict[str, Any]], **facts: Any) -> OneRun:
+    return OneRun(Path("x"), {"preset": "a", "rounds": len(records)}, records, facts, "finished")
+
+
+def test_numbers_are_mean_and_deviation_of_the_records_over_seeds(
+    runs: list[OneRun], shown: Shown, contents: dict[str, Any]
+) -> None:
+    group, both = shown.configurations[shown.labels.index("fedavg")], of(runs, "fedavg")
+    assert group["seeds"] == [0, 1] and contents["rounds"] == 3
     for key in ("test_accuracy", "train_loss", "samples"):
         values = np.array([[record[key] for record in run.records] for run in both])
         assert group["y"][key]["mean"] == pytest.approx(values.mean(axis=0), rel=1e-4)
@@ -72,111 +88,94 @@ def test_curves_are_mean_and_deviation_of_the_records_over_seeds(runs: list[OneR
     assert group["x"]["round"] == [1, 2, 3]
     assert group["x"]["samples"] == pytest.approx(samples.mean(axis=0), rel=1e-4)
     assert group["x"]["megabytes"] == pytest.approx(megabytes.cumsum(axis=1).mean(axis=0), rel=1e-4)
+    results, place = tables(contents)["results"], shown.labels.index("fedavg")
     last = [run.records[-1]["test_accuracy"] for run in both]
-    assert group["final"]["test_accuracy"] == pytest.approx([np.mean(last), np.std(last, ddof=1)], rel=1e-4)
-    assert group["best"]["test_accuracy"][0] == pytest.approx(
-        np.mean([max(record["test_accuracy"] for record in run.records) for run in both]), rel=1e-4
-    )
-    sent = [group["totals"][f"MB {way} clients"] for way in ("from", "to")]
-    assert sum(sent) == pytest.approx(megabytes.sum(axis=1).mean(), rel=1e-4)
-    trained = np.mean([record["phase_seconds"]["train"] for run in both for record in run.records])
-    assert group["totals"]["ms to train"] == pytest.approx(1000 * trained, rel=1e-4)
+    assert results["test accuracy"][place] == pytest.approx([np.mean(last), np.std(last, ddof=1)], rel=1e-4)
+    best = [max(record["test_accuracy"] for record in run.records) for run in both]
+    assert results["best test accuracy"][place][0] == pytest.approx(np.mean(best), rel=1e-4)
+    assert results["samples"][place][0] == pytest.approx(samples[:, -1].mean(), rel=1e-4)
+    sent = [tables(contents)["traffic"][f"MB {way} clients"][place][0] for way in ("from", "to")]
+    assert sum(sent) == pytest.approx(megabytes.sum(axis=1).mean(), rel=1e-4) == results["MB"][place][0]
 
 
-def test_settings_are_different_or_common(shown: dict[str, Any]) -> None:
-    differences, common = {row[0]: row[1:] for row in shown["differences"]}, dict(shown["common"])
-    assert differences["preset"] == ["fedavg", "fedstas-dp"]
-    assert differences["samples.size.epsilon"][0] == "\u2013" and "seed" not in differences | common
-    assert common["rounds"] == "3" and not differences.keys() & common.keys()
+def test_settings_are_different_or_common(contents: dict[str, Any]) -> None:
+    found = tables(contents)
+    apart = dict(zip(found["differences"]["key"], found["differences"]["fedavg"], strict=True))
+    common = dict(zip(found["common"]["key"], found["common"]["value"], strict=True))
+    assert apart["preset"] == "fedavg" and apart["samples.size.epsilon"] == "\u2013"
+    assert common["rounds"] == "3" and not apart.keys() & common.keys() and "seed" not in apart | common
 
 
-def test_selected_clients_strata_and_sizes_are_those_of_the_records(runs: list[OneRun], shown: dict[str, Any]) -> None:
+def test_selected_clients_strata_sizes_and_scores_of_clients_are_those_of_the_records(
+    runs: list[OneRun], shown: Shown, contents: dict[str, Any]
+) -> None:
     (run,) = of(runs, "fedstas-dp")
-    drawn = next(one for one in shown["runs"] if one["name"] == "strata")
+    drawn = next(one for one in shown.runs if one["name"] == "strata")
     there = np.zeros((20, 3), int)
     for record in run.records:
         there[clients_from_text(record["clients"]), record["round"]] = 1
-    assert drawn["participation"]["counts"] == there.tolist()
+    assert drawn["participation"]["counts"] == there.tolist() and drawn["participation"]["binary"]
     assert drawn["participation"]["rounds"] == [1, 2, 3, 4]
     assert drawn["participation"]["evenness"]["used"] == pytest.approx((there.sum(axis=1) > 0).mean())
-    cells = [
+    assert drawn["strata"] == [
         [record["round"] + 1, h + 1, size, taken]
         for record in run.records
         for h, (size, taken) in enumerate(zip(record["stratum_sizes"], record["allocation"], strict=True))
     ]
-    assert drawn["strata"] == cells
     ratio = [record["size_estimate"] / record["size_true"] for record in run.records]
-    group = shown["configurations"][drawn["configuration"]]
-    assert group["y"]["size_ratio"]["mean"] == pytest.approx(ratio, rel=1e-4)
-    assert "deviation" not in group["y"]["size_ratio"]
+    group = shown.configurations[shown.labels.index("fedstas-dp")]
+    assert group["y"]["size_ratio"]["mean"] == pytest.approx(ratio, rel=1e-4) and "n" not in group["y"]["size_ratio"]
+    view, table = drawn["view"], read_clients(run.folder)
+    assert sorted(view["client"]) == table["client"].tolist() and view["accuracy"] == sorted(view["accuracy"])
+    for place, client in enumerate(map(int, view["client"])):
+        for name in ("accuracy", "loss", "samples", "training_samples", "times_used", "label_distance"):
+            assert view[name][place] == pytest.approx(table[name][client], rel=1e-4, abs=1e-9)
+    assert not any("view" in one for one in shown.runs if one["name"] != "strata")
+    served = tables(contents)["served"]["client accuracy mean"][shown.labels.index("fedstas-dp")]
+    assert served[0] == pytest.approx(table["accuracy"].mean(), rel=1e-4)
 
 
 def test_a_round_without_allocation_draws_from_no_stratum() -> None:
     rounds = [{"round": 0, "stratum_sizes": [4, 5]}, {"round": 1, "stratum_sizes": [3, 6], "allocation": [1, 2]}]
-    assert panels.strata(OneRun(Path("x"), {}, rounds, {}, "")) == [[2, 1, 3, 1], [2, 2, 6, 2]]
+    assert numbers.strata(run_of(rounds)) == [[2, 1, 3, 1], [2, 2, 6, 2]]
 
 
-def test_many_clients_and_rounds_share_cells_and_none_is_lost() -> None:
+def test_many_clients_and_rounds_share_cells_and_none_is_lost(tmp_path: Path) -> None:
     cohorts = [np.arange(t, 10_000, 7) for t in range(333)]
     records = [{"round": t, "clients": " ".join(map(str, cohort))} for t, cohort in enumerate(cohorts)]
-    run = OneRun(Path("many"), {}, records, {"clients": 10_000}, "finished")
-    found = panels.participation(run)
-    assert found is not None
+    found = numbers.participation(run_of(records, clients=10_000))
+    assert found is not None and not found["binary"]
     counts = np.array(found["counts"])
     assert counts.sum() == sum(map(len, cohorts))
-    assert counts.shape[0] <= panels.MOST_ROWS and counts.shape[1] <= panels.MOST_COLUMNS
+    assert counts.shape[0] <= numbers.MOST_ROWS and counts.shape[1] <= numbers.MOST_COLUMNS
     rows, columns = found["clients"], found["rounds"]
     inside = [cohort[(cohort >= rows[2]) & (cohort < rows[3])] for cohort in cohorts[columns[1] - 1 : columns[2] - 1]]
     assert counts[2, 1] == sum(map(len, inside))
-
-
-def test_scores_of_single_clients_are_those_of_the_last_evaluation(runs: list[OneRun], shown: dict[str, Any]) -> None:
-    (run,) = of(runs, "fedstas-dp")
-    view, table = next(one for one in shown["runs"] if one["name"] == "strata")["view"], read_clients(run.folder)
-    assert view["round"] == 3 and sorted(view["client"]) == table["client"].tolist()
-    assert view["accuracy"] == sorted(view["accuracy"])
-    for place, client in enumerate(view["client"]):
-        for name in ("accuracy", "loss", "samples", "training_samples", "times_used", "label_distance"):
-            assert view[name][place] == pytest.approx(table[name][client], rel=1e-4, abs=1e-9)
-    assert not any("view" in one for one in shown["runs"] if one["name"] != "strata")
-    group = next(group for group in shown["configurations"] if group["label"] == "fedstas-dp")
-    assert group["final"]["client_accuracy_mean"][0] == pytest.approx(table["accuracy"].mean(), rel=1e-4)
-    assert shown["metrics"]["client_accuracy_worst10"] == "client accuracy worst10"
-
-
-def test_of_many_clients_some_are_shown_the_worst_and_the_best_among_them(tmp_path: Path) -> None:
-    table = ClientTable(tmp_path)
-    accuracy = np.random.default_rng(0).permutation(10_000) / 9_999
+    table, accuracy = ClientTable(tmp_path), np.random.default_rng(0).permutation(10_000) / 9_999
     columns = {"round": np.zeros(10_000, int), "client": np.arange(10_000), "samples": np.ones(10_000, int)}
     table.add(columns | {"accuracy": accuracy, "loss": 1 - accuracy})
     table.write(table.take(), 1)
-    found = panels.view(OneRun(tmp_path, {}, [], {}, ""))
-    assert found is not None and len(found["client"]) == panels.MOST_POINTS
-    assert (found["accuracy"][0], found["accuracy"][-1]) == (0, 1) and np.diff(found["accuracy"]).max() < 0.01
+    scores = numbers.view(OneRun(tmp_path, {}, [], {}, ""))
+    assert scores is not None and len(scores["client"]) == numbers.MOST_POINTS
+    assert (scores["accuracy"][0], scores["accuracy"][-1]) == (0, 1) and np.diff(scores["accuracy"]).max() < 0.01
 
 
-@pytest.mark.parametrize(("rounds", "evaluated"), [(5_000, 10), (1_000, 500)])
-def test_of_many_rounds_some_are_drawn_evaluated_ones_first(rounds: int, evaluated: int) -> None:
-    records = [{"round": t, "train_loss": 1.0, "clients": "0-4"} for t in range(rounds)]
-    for record in records[evaluated - 1 :: evaluated]:
+def test_of_many_rounds_evaluated_ones_are_drawn() -> None:
+    records: list[dict[str, Any]] = [{"round": t, "train_loss": 1.0} for t in range(5_000)]
+    assert len(curves([records])["x"]["round"]) == MOST_ROUNDS
+    for record in records[9::10]:
         record["test_accuracy"] = 0.5
-    made = completed(OneRun(Path("many"), {}, records, {"clients": 20}, "finished"))
-    found = curves([made, made])
-    drawn = found["x"]["round"]
-    assert MOST_ROUNDS - 2 <= len(drawn) <= MOST_ROUNDS and drawn[-1] == rounds
-    scores = [value for value in found["y"]["test_accuracy"]["mean"] if value is not None]
-    assert scores == [0.5] * min(rounds // evaluated, MOST_ROUNDS)
-    assert set(found["y"]["clients_used"]["mean"]) == {0.25}, "fairness counts rounds that are not drawn"
+    found = curves([records, records])
+    assert found["y"]["test_accuracy"] == {"mean": [0.5] * 250, "deviation": [0] * 250, "n": [2] * 250}
+    assert (found["x"]["round"][0], found["x"]["round"][-1]) == (10, 5_000)
     assert thinned(range(10), 4) == [0, 3, 6, 9]
 
 
 def test_participation_fairness_needs_all_rounds() -> None:
     records = [{"round": t, "clients": "0-4"} for t in range(3)]
-    for known, expected in ((records, 0.25), (records[:1] + [{"round": 1}], None)):
-        run = OneRun(Path(""), {}, known, {"clients": 20}, "")
-        found = panels.participation(run)
+    for known, expected in ((records, 0.25), ([*records[:1], {"round": 1}], None)):
+        found = numbers.participation(run_of(known, clients=20))
         assert found is not None and (found["evenness"] or {"used": None})["used"] == expected
-        assert any("clients_used" in one for one in completed(run)) == (expected is not None)
 
 
 def test_what_is_not_finished_or_not_finite_is_reported_and_not_replaced(tmp_path: Path) -> None:
@@ -195,140 +194,109 @@ def test_what_is_not_finished_or_not_finite_is_reported_and_not_replaced(tmp_pat
         "partial results of unfinished runs: half (2 of 3 rounds)",
         "the last test loss is not finite in lost",
     ]
-    assert panels.scores([*records[:2], lost]) == {"test_accuracy": 0.1}
-    evenness = [run["participation"]["evenness"] for run in made["runs"]]
+    evenness = [run["participation"]["evenness"] for run in made["shown"].runs]
     assert evenness[0]["used"] == evenness[2]["used"] == 0.25 and evenness[1] is None
-    [group] = made["configurations"]
-    assert group["y"]["clients_used"] == {"mean": [0.25] * 3, "deviation": [0, 0, 0], "n": [2, 2, 2]}
+    assert tables(made)["results"]["test loss"] == [[0.5, 0.0]]
+    assert made["shown"].configurations[0]["y"]["test_loss"]["n"] == [3, 3, 1]
 
 
-def test_balance_of_ranks_traffic_and_warnings_are_shown(tmp_path: Path) -> None:
-    said = b"2026-01-01 10:00:00,1 WARNING slow disk\n2026-01-01 10:00:01,1 INFO fine: \xff\n"
-    (tmp_path / "run.log").write_bytes(said * 2)
-    records = [{"round": t, "busy_seconds": [0.0, 1.0, 3.0], "bytes_client_up": [None, 10**6][t]} for t in range(2)]
-    run = OneRun(tmp_path, {}, records, {}, "stopped")
-    assert curves([completed(run)])["y"]["rank_balance"]["mean"] == [0.66667, 0.66667]
-    assert panels.warnings([run]) == [{"text": "slow disk", "times": 2, "runs": [run.name]}]
-    assert panels.totals(Configuration("", {}, (run,))) == {"MB from clients": 1.0}
+def test_a_figure_is_there_only_if_there_are_numbers_for_it(contents: dict[str, Any]) -> None:
+    drawn = {item.name for items in contents["sections"].values() for item in items if item.figure}
+    assert drawn == {"curve", "loss", "participation", "strata", "size-ratio", "view-distribution", "time", "privacy"}
+    made = page_contents([run_of([{"round": 0, "samples": 9}])])
+    assert {item.name for items in made["sections"].values() for item in items if item.figure} == {"curve"}
+    assert "Mediators" not in contents["sections"] and made["sections"]["Participation"][0].note
 
 
-def test_failed_runs_are_named_and_odd_folder_names_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_method_has_one_color_and_its_variants_have_other_dashes() -> None:
+    colors, dashes = styles(["FedAvg, lr = 0.1", "mine", "fedavg, lr = 0.2", "FedSTaS", "other"])
+    assert colors[0] == colors[2] == METHODS["fedavg"] and colors[3] == METHODS["fedstas"]
+    assert len(set(colors)) == 4 and dashes == [DASHES[0], DASHES[0], DASHES[1], DASHES[0], DASHES[0]]
+    colors, dashes = styles([f"lr = {rate}" for rate in range(16)])
+    assert len({*zip(colors, map(tuple, dashes), strict=True)}) == 16
+
+
+def test_warnings_and_odd_folder_names_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     good, bad = tmp_path / os.fsdecode(b"run-\xff"), tmp_path / "bad"
     for folder in (good, bad):
         folder.mkdir()
         (folder / "config.toml").write_text('preset = "fedavg"\nrounds = 9\n')
     (good / "metrics.jsonl").write_text('{"round": 0, "samples": 9, "seconds": 0.1}\n')
+    said = b"2026-01-01 10:00:00,1 WARNING slow disk\n2026-01-01 10:00:01,1 INFO fine: \xff\n"
+    (good / "run.log").write_bytes(said * 2)
     monkeypatch.setattr("fedmpi.report.page.drawing_library", lambda: "")
     write_report([tmp_path], tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "they have no record of a round: bad</li>" in page and '"name":"run-?"' in page
+    assert re.search(r"<td>slow disk</td>\s*<td>2</td>", page) and "fine" not in page
 
 
-def test_the_page_holds_its_data_and_asks_for_nothing(shown: dict[str, Any]) -> None:
-    page = render_page(shown, "/* </script> */")
-    assert "<title>all &lt;three&gt; of them" in page and "@@" not in page
+def test_the_page_holds_its_data_and_asks_for_nothing(contents: dict[str, Any], shown: Shown) -> None:
+    page = render_page(contents | {"notes": ["a <note>"]}, "/* </script> */")
+    assert "<title>all &lt;three&gt; of them" in page and "@@" not in page and "<li>a &lt;note&gt;</li>" in page
     held = re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.S)
     data = json.loads(held[1]) if held else {}
-    assert data["datasets"]["configurations"] == shown["configurations"]
-    wanted = {"curve", "loss", "participation", "strata", "view-distribution", "time", "privacy"}
-    assert wanted <= data["figures"].keys() and page.count("<figure") == len(data["figures"])
-    assert page.count("</script>") == 3, "neither data nor library end a script early"
-    assert not re.search(r"""(?:src|href)\s*=\s*["']?(?:https?:)?//""", page)
-    assert "default-src 'none'" in page
-
-
-def test_tables_hold_means_and_deviations_and_no_markup_of_names(shown: dict[str, Any]) -> None:
-    page = render_page(shown | {"notes": ["a <note>"]}, "")
-    mean, deviation = next(one for one in shown["configurations"] if one["label"] == "fedavg")["final"]["test_accuracy"]
+    assert data["datasets"]["configurations"] == shown.configurations
+    assert page.count("<figure") == len(data["figures"]) and page.count("</script>") == 3
+    assert not re.search(r"""(?:src|href)\s*=\s*["']?(?:https?:)?//""", page) and "default-src 'none'" in page
+    mean, deviation = tables(contents)["results"]["test accuracy"][shown.labels.index("fedavg")]
     digits = 1 - math.floor(math.log10(deviation))
-    assert f"<td>{mean:.{digits}f}\xa0±\xa0{deviation:.{digits}f}</td>" in page and "<li>a &lt;note&gt;</li>" in page
-    assert "<td>samples.size.epsilon</td>" in page
+    text = f"{mean:.{digits}f}\xa0±\xa0{deviation:.{digits}f}"
+    assert f"<td>{text}</td>" in page and "<td>samples.size.epsilon</td>" in page
     [link] = re.findall(r'download="results.csv" href="data:text/csv;base64,([^"]+)"', page)
     rows = {row["configuration"]: row for row in csv.DictReader(base64.b64decode(link).decode().splitlines())}
-    assert float(rows["fedavg"]["test accuracy"]) == mean
-    assert float(rows["fedavg"]["test accuracy, standard deviation"]) == deviation
+    assert rows["fedavg"]["test accuracy"] == text
 
 
-def test_the_main_finding_is_one_sentence_on_top(runs: list[OneRun], shown: dict[str, Any]) -> None:
-    def group(preset: str, *scores: float) -> list[OneRun]:
-        table = {"preset": preset, "rounds": 1}
-        records = [[{"round": 0, "test_accuracy": score, "samples": 9}] for score in scores]
-        return [
-            OneRun(Path(f"{preset}-{seed}"), table | {"seed": seed}, one, {"clients": 9}, "finished")
-            for seed, one in enumerate(records)
-        ]
+def group(preset: str, *scores: float, key: str = "test_accuracy", **table: Any) -> list[OneRun]:
+    table = {"preset": preset, "rounds": 1} | table
+    return [
+        OneRun(Path(f"{preset}-{seed}"), table | {"seed": seed}, [{"round": 0, key: score, "samples": 9}], {"n": 9}, "")
+        for seed, score in enumerate(scores)
+    ]
 
+
+def test_the_main_finding_is_one_sentence_on_top(runs: list[OneRun]) -> None:
     plain, same, better = group("a", 0.5, 0.52, 0.51), group("b", 0.53, 0.49, 0.51), group("c", 0.6, 0.61, 0.62)
     contents = page_contents(plain + same + better)
-    found, against = contents["finding"], contents["against"]
+    found, against = contents["finding"], tables(contents)["against"]
     assert found.startswith(
         "c ends with a test accuracy of 61.0\xa0±\xa01.0 %, 10.0 [6.4, 13.6] points more than a (3 seeds"
     )
     assert against["configuration"] == ["b", "c"] and against["reference"] == ["a", "a"]
     assert against["difference in test accuracy (points)"][1] == "10.0 [6.4, 13.6]"
-    assert against["significant"] == ["no", "yes"]
-    assert "10.0 [6.4, 13.6]</td>" in render_page(contents, "")
+    assert against["significant"] == ["no", "yes"] and "10.0 [6.4, 13.6]</td>" in render_page(contents, "")
     worse = page_contents(plain + group("d", 0.4, 0.43, 0.41))["finding"]
     low, high = map(float, re.findall(r"\[(.*), (.*)\] points less than a", worse)[0])
     assert 0 < low < 100 * (0.51 - 1.24 / 3) < high
     assert "which is not significantly different" in page_contents(plain + same)["finding"]
     assert page_contents(plain[:1])["finding"] == "a ends with a test accuracy of 50 % (1 seed)."
-    assert page_contents(plain[:1] + better[:1])["finding"].startswith("c ends with a test accuracy of 60 %")
-    assert page_contents([OneRun(Path("x"), {}, [{"round": 0}], {}, "stopped")])["finding"] == ""
-    assert f"<p>{shown['finding']}" in render_page(shown, "")
+    assert page_contents([run_of([{"round": 0, "samples": 9}])])["finding"] == ""
 
 
-def test_bad_input_is_one_sentence(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "begun").mkdir()
-    (tmp_path / "begun" / "config.toml").write_text('preset = "fedavg"\n')
-    with pytest.raises(UserError, match="record of a round yet"):
-        write_report([tmp_path / "begun"], tmp_path / "page.html")
-    os.mkfifo(tmp_path / "fifo")
-    for out in (tmp_path / "none" / "page.html", tmp_path, tmp_path / "fifo"):
-        with pytest.raises(UserError, match="existing folder"):
-            write_report([folder], out)
+def test_costs_are_those_up_to_the_users_target_or_the_best_that_half_of_the_configurations_reach() -> None:
+    groups = [group(name, score) for name, score in (("a", 0.1), ("b", 0.8), ("c", 0.9), ("d", 0.95))]
+    made = page_contents(sum(groups, []))
+    [item] = made["sections"]["Cost to a score"]
+    assert item.title == "Cost to a test accuracy of 0.8" and item.table is not None
+    assert item.table["runs that reached it"] == ["0 of 1", "1 of 1", "1 of 1", "1 of 1"]
+    assert item.table["samples"] == [None, (9.0, None), (9.0, None), (9.0, None)]
+    given = [group(name, score, **{"evaluation.target_accuracy": 0.85}) for name, score in (("a", 0.1), ("b", 0.8))]
+    assert page_contents(sum(given, []))["sections"]["Cost to a score"][0].title.endswith("of 0.85")
+    losses = [group(name, score, key="test_loss") for name, score in (("a", 0.5), ("b", 3.0), ("c", 3.25))]
+    assert page_contents(sum(losses, []))["sections"]["Cost to a score"][0].title == "Cost down to a test loss of 3"
+    assert "Cost to a score" not in page_contents(group("a", 0.0))["sections"]
+
+
+def test_bad_input_is_rejected(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.toml").write_text('preset = "fedavg"\nrounds = 9\n')
+    for given, out, words in (
+        (folder, tmp_path / "none" / "page.html", "existing folder"),
+        (folder, tmp_path, "existing folder"),
+        (tmp_path, tmp_path / "page.html", "no run has a record of a round yet"),
+    ):
+        with pytest.raises(UserError, match=words):
+            write_report([given], out)
     monkeypatch.setitem(sys.modules, "vl_convert", None)
-    with pytest.raises(UserError, match=r"pip install 'fedmpi\[report\]'"):
+    with pytest.raises(UserError, match=r"fedmpi\[report\]"):
         write_report([folder], tmp_path / "page.html")
-    assert not (tmp_path / "page.html").exists()
-
-
-@pytest.mark.parametrize(
-    ("tables", "labels", "seeds"),
-    [
-        (
-            [{"data.source": f"s/{data}-seed{seed}", "seed": seed} for data in ("mnist", "cifar") for seed in (0, 1)],
-            ["fedavg, data.source = s/mnist-seed{seed}", "fedavg, data.source = s/cifar-seed{seed}"],
-            [[0, 1], [0, 1]],
-        ),
-        (
-            [{"local.lr": 0.1}, {"preset": "fedprox", "local.lr": 0.1}, {"preset": "fedprox", "local.lr": 0.5}],
-            ["fedavg, lr = 0.1", "fedprox, lr = 0.1", "fedprox, lr = 0.5"],
-            [[0], [0], [0]],
-        ),
-    ],
-)
-def test_labels_distinguish_configurations_and_seeds_do_not(
-    tables: list[dict[str, Any]], labels: list[str], seeds: list[list[int]]
-) -> None:
-    runs = [OneRun(Path(str(i)), {"preset": "fedavg", "seed": 0} | table, [], {}, "") for i, table in enumerate(tables)]
-    found, _ = configurations(runs)
-    assert [group.label for group in found] == labels and [[run.seed for run in one.runs] for one in found] == seeds
-
-
-def best_of(key: str, **curves: list[Any]) -> list[Configuration]:
-    records = {label: [{"round": t, key: value} for t, value in enumerate(curve)] for label, curve in curves.items()}
-    return [Configuration(label, {}, (OneRun(Path(label), {}, one, {}, ""),)) for label, one in records.items()]
-
-
-def test_costs_are_those_up_to_the_users_target_or_the_best_that_half_of_the_runs_reach() -> None:
-    groups = best_of("test_accuracy", bad=[0.05, 0.1], good=[0.4, 0.8], better=[0.45, 0.9], best=[0.5, 0.9496])
-    assert panels.target(groups) == ("test_accuracy", 0.8), "two of four reach more"
-    groups[3].runs[0].table["evaluation.target_accuracy"] = 0.97
-    assert panels.target(groups) == ("test_accuracy", 0.97)
-    assert panels.target(best_of("test_accuracy", none=[0.0])) is None
-    groups = best_of("test_loss", good=[2.0, 1.0, 0.5], bad=[4.0, None, 3.0], worse=[None, 3.5, 3.25])
-    assert panels.target(groups) == ("test_loss", 3.0), "two of three reach it"
-    rounds = [panels.costs(group, "test_loss", 3.0)["round"] for group in groups]
-    assert [cost and cost.mean for cost in rounds] == [1, 3, None]
-    assert panels.target(best_of("test_loss", lost=[None, None])) is None
