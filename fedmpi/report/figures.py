@@ -158,7 +158,7 @@ def _gradient(title: str) -> Spec:
     return {"field": "share", "type": "quantitative", "title": title, "scale": scale, "legend": legend}
 
 
-def participation(runs: list[dict[str, Any]]) -> Spec:
+def participation_map(runs: list[dict[str, Any]]) -> Spec:
     """Return the heat map of clients and rounds."""
     clients, rounds = "datum.participation.clients", "datum.participation.rounds"
     cells: list[Spec] = [
@@ -178,7 +178,7 @@ def participation(runs: list[dict[str, Any]]) -> Spec:
     return _heat_map(runs, cells, "client", color, ("client", "below", "round", "next", "times", "share"))
 
 
-def strata(runs: list[dict[str, Any]]) -> Spec:
+def strata_map(runs: list[dict[str, Any]]) -> Spec:
     """Return the heat map of strata and rounds."""
     fields = ("round", "stratum", "clients", "drawn")
     cells: list[Spec] = [

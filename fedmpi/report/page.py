@@ -227,7 +227,7 @@ def _participation(shown: Shown) -> list[Item]:
     runs = shown.having("participation")
     if not runs:
         return [Item("participation", "", "Participation was not recorded. Set logging.participants = true.")]
-    items = [Item("participation", "Selected clients by round", figure=figures.participation(runs), wide=True)]
+    items = [Item("participation", "Selected clients by round", figure=figures.participation_map(runs), wide=True)]
     if runs := [run for run in runs if run["participation"]["evenness"]]:
         columns: Columns = {"run": [f"{run['label']}, seed {run['seed']}" for run in runs]}
         columns |= {title: [run["participation"]["evenness"][name] for run in runs] for name, title in FAIRNESS.items()}
@@ -261,7 +261,7 @@ def _views(shown: Shown, groups: Sequence[Configuration]) -> list[Item]:
 def _strata(shown: Shown) -> list[Item]:
     runs = shown.having("strata")
     note = "Each clustering numbers its strata anew."
-    return [Item("strata", "Strata over the rounds", note, figure=figures.strata(runs), wide=True)] if runs else []
+    return [Item("strata", "Strata over the rounds", note, figure=figures.strata_map(runs), wide=True)] if runs else []
 
 
 def _traffic(groups: Sequence[Configuration]) -> Item:
