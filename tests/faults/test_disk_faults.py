@@ -1,17 +1,17 @@
-"""A run that dies, writes half or meets a full disk at any one of its write calls resumes bit for bit.
+"""A run that dies or meets a full disk whenever it changes its folder resumes bit for bit.
 
-Every case is a separate process, forked from this one, which then resumes the run. Only a full disk makes
-a run print something: one sentence.
+Python's audit events tell of every file that is opened for writing, renamed or removed, and every folder that is made.
+Every case is a process that is forked from this one. A process that dies loses what it has not flushed.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ import fedmpi
 from fedmpi import UserError
 from fedmpi.records.hold import FOLDER
 from tests.end_to_end.runs import curve
-from tests.faults.disk import DIED, Disk, Mode, faulty
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 SETTINGS = {
@@ -38,17 +37,8 @@ SETTINGS = {
     "server.optimizer": "adam",
     "cluster.threads": 1,
 }
-FINISHED, REFUSED, BROKEN = 0, 2, 3
-LATER = {**SETTINGS, "rounds": 6, "checkpoint.keep": 2}
-"""Additional settings with which a finished run continues."""
-
-
-@dataclass(frozen=True)
-class Whole:
-    """Files that an undisturbed run left, and its calls."""
-
-    left: tuple[Any, ...]
-    calls: list[str]
+FINISHED, REFUSED, BROKEN, DIED = 0, 2, 3, 9
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
 def left_by(run: Path) -> tuple[Any, ...]:
@@ -58,29 +48,39 @@ def left_by(run: Path) -> tuple[Any, ...]:
     return curve(run), (run / "model.safetensors").read_bytes(), summary
 
 
-def undisturbed(folder: Path, settings: dict[str, Any], before: Callable[[Path], None]) -> Whole:
-    before(folder)
-    with faulty(Disk(folder)) as disk:
-        fedmpi.run({}, settings, out=folder, resume=True)
-    return Whole(left_by(folder), disk.calls)
+def in_child(folder: Path, at: int = -1, full: bool = False) -> tuple[int, str]:
+    """Exit code of a run whose disk fails at its change number `at`, and its words; those of a finished one are counts.
 
-
-def in_child(folder: Path, settings: dict[str, Any], mode: Mode, at: int) -> tuple[int, str]:
-    """Exit code of a run on the faulty disk, and what it said."""
+    Where the disk is `full`, it is so from then on; else the process dies.
+    """
     reader, writer = os.pipe()
+    changes = 0
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal changes
+        writes = event in ("os.rename", "os.remove", "os.mkdir")
+        if event == "open" and isinstance(arguments[2], int):
+            writes = bool(arguments[2] & WRITING) and arguments[2] & os.O_TMPFILE != os.O_TMPFILE
+        if writes and isinstance(arguments[0], str | Path) and os.path.abspath(arguments[0]).startswith(str(folder)):
+            changes += 1
+            if full and changes > at >= 0 and event != "os.remove":
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if not full and changes == at + 1:
+                os._exit(DIED)
+
     child = os.fork()
     if not child:
-        code, said = BROKEN, b""
+        code, said = BROKEN, ""
         try:
-            with faulty(Disk(folder, mode, at)):
-                fedmpi.run({}, settings, out=folder, resume=True)
-            code = FINISHED
+            sys.addaudithook(watch)
+            fedmpi.run({}, SETTINGS, out=folder)
+            code, said = FINISHED, str(changes)
         except UserError as error:
-            code, said = REFUSED, str(error).encode()
+            code, said = REFUSED, str(error)
         except BaseException as error:
-            said = repr(error).encode()
+            said = repr(error)
         finally:
-            os.write(writer, said[:60_000])
+            os.write(writer, said.encode()[:60_000])
             os._exit(code)
     os.close(writer)
     with open(reader, "rb") as pipe:
@@ -88,74 +88,55 @@ def in_child(folder: Path, settings: dict[str, Any], mode: Mode, at: int) -> tup
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), said
 
 
-def resumed(folder: Path, settings: dict[str, Any]) -> None:
+def resumed(folder: Path) -> None:
     """Continue; the lock of a process that died before it could name itself is removed, as the sentence says."""
     try:
-        fedmpi.run({}, settings, out=folder, resume=True)
+        fedmpi.run({}, SETTINGS, out=folder, resume=True)
     except UserError as error:
         assert re.search(rf"in use by .* remove {folder / FOLDER}", str(error))
         (folder / FOLDER).unlink()
-        fedmpi.run({}, settings, out=folder, resume=True)
+        fedmpi.run({}, SETTINGS, out=folder, resume=True)
 
 
-def nothing(folder: Path) -> None:
-    """A run from its beginning."""
-
-
-def finished(folder: Path) -> None:
-    """A run that was finished with fewer rounds and continues."""
-    fedmpi.run({}, SETTINGS, out=folder)
-
-
-def survives(whole: Whole, run: Path, settings: dict[str, Any], mode: Mode, at: int) -> None:
-    """One case: the call goes wrong, and the run continues."""
-    case = f"{mode} at call {at}, {whole.calls[at]}"
-    code, said = in_child(run, settings, mode, at)
-    if mode == "full":
-        assert code in (FINISHED, REFUSED), f"{case}: {said}"
-        if code == REFUSED:
-            assert re.search(r"run folder \S+( failed)? \(No space left on device\)\. ", said), f"{case}: {said}"
+@pytest.mark.parametrize("full", [False, True])
+def test_a_run_survives_a_fault_at_any_change_of_its_folder(tmp_path: Path, full: bool):
+    code, count = in_child(tmp_path / "WHOLE")
+    assert code == FINISHED and int(count) > 30, count
+    for at in range(int(full), int(count), 1 + full):
+        code, said = in_child(tmp_path / "RUN", at, full)
+        if full:
+            assert code in (FINISHED, REFUSED), f"change {at}: {said}"
+            assert code == FINISHED or re.search(r"run folder \S+( failed)? \(No space left on device\)\. ", said), said
             assert "\n" not in said
-    else:
-        assert code == DIED, f"{case}: {code} {said}"
-    try:
-        with faulty(Disk(run)):
-            resumed(run, settings)
-    except Exception as error:
-        raise AssertionError(f"{case}: cannot continue: {error}") from error
-    assert left_by(run) == whole.left, case
-    shutil.rmtree(run)
+        else:
+            assert code == DIED, f"change {at}: {code} {said}"
+        resumed(tmp_path / "RUN")
+        assert left_by(tmp_path / "RUN") == left_by(tmp_path / "WHOLE"), f"change {at}"
+        shutil.rmtree(tmp_path / "RUN")
 
 
-@pytest.mark.parametrize("how", ["death", "full", "full, in a run that continues with more rounds"])
-def test_a_run_survives_whatever_happens_at_any_of_its_calls(tmp_path: Path, how: str):
-    """To die after a call is to die before the next: only after a write is that another case than "torn"."""
-    continued = how.endswith("rounds")
-    settings, before = (LATER, finished) if continued else (SETTINGS, nothing)
-    whole = undisturbed(tmp_path / "WHOLE", settings, before)
-    modes: tuple[Mode, ...] = ("torn", "crash") if how == "death" else ("full",)
-    for mode in modes:
-        for at in range(len(whole.calls)):
-            if mode == "crash" and not whole.calls[at - 1].startswith("write"):
-                continue
-            run = tmp_path / f"{mode}-{at}"
-            before(run)
-            survives(whole, run, settings, mode, at)
-    assert len(whole.calls) > 50
-
-
-def test_what_is_renamed_is_on_the_disk_before_and_its_name_afterwards(tmp_path: Path):
+def test_what_is_renamed_is_on_the_disk_before_and_its_name_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Otherwise a power failure could leave a checkpoint whose name is there and whose content is not."""
-    calls = undisturbed(tmp_path / "RUN", SETTINGS, nothing).calls
-    renamed = [number for number, call in enumerate(calls) if call.startswith(("rename", "replace"))]
-    for number in renamed:
-        path = Path(calls[number].partition(" ")[2])
-        synced = [call.partition(" ")[2] for call in calls[:number] if call.startswith("fsync")]
-        assert Path(synced[-1]).parent == path.parent and path.stem in synced[-1], calls[: number + 1]
-        assert f"fsync {path.parent}" in calls[number:], calls[number:]
+    calls: list[tuple[str, Path]] = []
+    replace = os.replace
+
+    def renamed(source: Any, target: Any) -> None:
+        calls.append(("rename", Path(target)))
+        replace(source, target)
+
+    def synced(handle: Any) -> None:
+        number = handle if isinstance(handle, int) else handle.fileno()
+        calls.append(("fsync", Path(os.readlink(f"/proc/self/fd/{number}"))))
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", renamed)
+    fedmpi.run({}, SETTINGS, out=tmp_path / "RUN")
+    places = [number for number, (kind, _) in enumerate(calls) if kind == "rename"]
+    for place in places:
+        path, before = calls[place][1], [path for kind, path in calls[:place] if kind == "fsync"]
+        assert before[-1].parent == path.parent and path.stem in before[-1].name, calls[: place + 1]
+        assert ("fsync", path.parent) in calls[place:], calls[place:]
         if path.name.startswith("round-"):  # a checkpoint counts on the records before it
-            opened = calls.index(f"open checkpoints/.{path.name}.partial")
-            before = [n for n, call in enumerate(calls[:opened]) if call == "fsync metrics.jsonl"]
-            earlier = [n for n in renamed if n < opened and calls[n].endswith(".safetensors")]
-            assert before and before[-1] > max(earlier, default=-1), calls[: number + 1]
-    assert len(renamed) > 5
+            last = max((n for n in places if n < place and calls[n][1].suffix == ".safetensors"), default=0)
+            assert any(path.name == "metrics.jsonl" for _, path in calls[last:place]), calls[: place + 1]
+    assert len(places) > 5

@@ -13,7 +13,7 @@ MODELS: list[dict[str, Any]] = [
     {"model": "mlp", "model.hidden": [12], "model.activation": "tanh"},
     {"model": "mlp", "model.hidden": [10], "model.dropout": 0.25, "model.activation": "sigmoid"},
     {"model": "mlp", "model.hidden": [10], "model.dropout": 0.3, "model.activation": "gelu"},
-    {"model": "tests.mpi.user_models:dropout_mlp", "model.width": 12},
+    {"model": "tests.reference.networks:dropout_mlp", "model.width": 12},
     {"model": "tests.reference.networks:batch_norm_mlp", "model.width": 10},
 ]
 """All smooth: rounding can switch a ReLU on or off."""

@@ -21,6 +21,17 @@ def batch_norm_mlp(description: DataDescription, width: int = 10) -> nn.Module:
     )
 
 
+def dropout_mlp(description: DataDescription, width: int = 32) -> nn.Module:
+    """A perceptron with plain torch dropout, smooth: a rounding changes its steps by no more than that."""
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(math.prod(description.feature_shape), width),
+        nn.Tanh(),
+        nn.Dropout(0.5),
+        nn.Linear(width, description.classes),
+    )
+
+
 class DoublePerceptron(nn.Module):
     """One hidden layer on the grey levels 0 … 16 of the digits, which arrive divided by 255 in float32."""
 
