@@ -1,6 +1,6 @@
 """A run that dies or meets a full disk whenever it changes its folder resumes bit for bit.
 
-Python's audit events tell of every file that is opened for writing, renamed or removed, and every folder that is made.
+Python's audit events report every file that is opened for writing, renamed or removed, and every new folder.
 Every case is a process that is forked from this one. A process that dies loses what it has not flushed.
 """
 
