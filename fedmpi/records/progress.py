@@ -7,7 +7,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,9 +27,7 @@ from fedmpi.common.errors import (
 )
 from fedmpi.common.files import read_plain
 from fedmpi.common.terminal import console, on_terminal, paragraph, readable_duration
-from fedmpi.config.layers import read_toml
-from fedmpi.records.history import Record, read_records, read_summary
-from fedmpi.records.hold import owner_of
+from fedmpi.records.history import Record
 
 log = logging.getLogger("fedmpi")
 LINE = re.compile(r"^\S+ \S+ ([A-Z]+) (.*)$")
@@ -104,33 +102,6 @@ def _facts(record: Record) -> list[str]:
     if record.get("seconds") and record.get("participants") is not None:
         facts.append(f"{record['participants'] / record['seconds']:.0f} clients/s")
     return facts
-
-
-def watch(folder: Path, interval: float = 2.0, sleep: Callable[[float], None] = time.sleep) -> None:
-    """Show a run's progress until it ends, and how it ended; the run is one of another process."""
-    path = folder / "config.toml"
-    if not path.is_file():
-        raise UserError(f"{folder} holds no run: there is no config.toml in it")
-    rounds, records = read_toml(path)["rounds"], read_records(folder)
-    seen = max(0, len(records) - 1)
-    display = open_display(rounds, len(records), interval)
-    try:
-        while True:
-            running = owner_of(folder) is not None
-            for record in read_records(folder)[seen:]:
-                display.update(record)
-                seen = record["round"] + 1
-            if not running:
-                break
-            sleep(0.5)
-    finally:
-        display.close()
-    if summary := read_summary(folder / "summary.json"):
-        show_summary(summary, str(folder))
-    else:
-        why = ended_by(folder / "run.log")
-        ended = f"stopped after round {seen} of {rounds}{f' ({why})' if why else ''}"
-        print(f"{ended}: continue with --resume --out {folder}", flush=True)
 
 
 def show_summary(summary: Record, folder: str) -> None:
@@ -258,16 +229,6 @@ def read_log(path: Path) -> list[tuple[str, str]]:
     except OSError:
         return []
     return [(match[1], match[2]) for match in map(LINE.match, lines) if match]
-
-
-def ended_by(path: Path) -> str:
-    """Return the error that ended the latest attempt of a run; "" if the log has none."""
-    for level, words in reversed(read_log(path)):
-        if level == "INFO":
-            break
-        if level == "ERROR" and words.startswith("ended by: "):
-            return words
-    return ""
 
 
 # --- TensorBoard ---

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,9 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
 
 import fedmpi
-from fedmpi import ClientFailure, ComponentFailure, UserError
+from fedmpi import ClientFailure, UserError
 from fedmpi.records.history import clients_as_text, clients_from_text, read_records, read_summary
-from fedmpi.records.progress import RunLog, ended_by, read_log, tags, watch
+from fedmpi.records.progress import RunLog, read_log, tags
 
 SMALL: dict[str, Any] = {
     "rounds": 5,
@@ -69,28 +68,8 @@ def test_the_error_that_ended_a_run_is_noted_on_one_line_in_the_file_only(
     log.failed(error)
     log.close()
     [(level, words)] = read_log(tmp_path / "run.log")
-    assert level == "ERROR" and words.startswith(f"ended by: {message}") and ended_by(tmp_path / "run.log") == words
+    assert level == "ERROR" and words.startswith(f"ended by: {message}")
     assert not caplog.records
-
-
-def lines(*texts: str) -> str:
-    return "".join(f"2026-01-01 10:00:00,1 {line}\n" for line in texts)
-
-
-@pytest.mark.parametrize(
-    ("said", "ended"),
-    [
-        (lines("INFO begins", "ERROR ended by: a", "WARNING slow disk"), "ended by: a"),
-        (lines("ERROR ended by: a", "INFO begins"), ""),
-        (lines("ERROR ended by: a", "INFO begins", "ERROR ended by: b"), "ended by: b"),
-        (lines("INFO begins", "WARNING ended by: a", "ERROR a file is damaged"), ""),
-        (lines("ERROR ended by: a") + "  a line of a traceback\n\nINFO\n", "ended by: a"),
-        ("\0\0" * 1000, ""),
-    ],
-)
-def test_the_latest_attempt_counts(said: str, ended: str, tmp_path: Path) -> None:
-    (tmp_path / "run.log").write_text(said)
-    assert ended_by(tmp_path / "run.log") == ended
 
 
 def test_a_program_with_its_own_logging_gets_no_more_than_without_the_log(tmp_path: Path) -> None:
@@ -139,51 +118,3 @@ def test_tensorboard_shows_the_numbers_of_every_round_once_across_a_resumption(t
         assert [one.step for one in events.Scalars(name)] == list(range(5)), name
     shown = [one.value for one in events.Scalars("test/accuracy")]
     assert shown == pytest.approx([record["test_accuracy"] for record in records])
-
-
-# watch
-
-
-def test_a_run_is_followed_to_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    may_go_on, settled = threading.Semaphore(0), threading.Semaphore(0)
-
-    def paced(record: dict[str, Any]) -> None:
-        settled.release()
-        may_go_on.acquire()
-
-    run = threading.Thread(target=lambda: fedmpi.run("fedavg", SMALL, out=tmp_path, on_round=paced))
-    run.start()
-    settled.acquire()
-    looks = 0
-
-    def look(seconds: float) -> None:
-        """Instead of time passing, the run does another round, and in the end leaves the folder."""
-        nonlocal looks
-        looks += 1
-        may_go_on.release()
-        settled.acquire() if looks < SMALL["rounds"] else run.join()
-
-    watch(tmp_path, interval=0, sleep=look)
-    shown = capsys.readouterr().out
-    assert [shown.count(f"round {t}/5") for t in range(1, 6)] == [1] * 5
-    assert "accuracy" in shown and "results in" in shown and looks == SMALL["rounds"]
-
-
-def test_the_cause_of_a_failure_is_shown_until_the_run_is_resumed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fails(record: dict[str, Any]) -> None:
-        if record["round"] == 2:
-            raise OSError("no room in here")
-
-    with pytest.raises(ComponentFailure, match="no room in here"):
-        fedmpi.run("fedavg", SMALL, out=tmp_path, on_round=fails)
-    watch(tmp_path)
-    shown = capsys.readouterr().out
-    assert "round 1/" not in shown and "stopped after round 2 of 5 (ended by: the function on_round" in shown
-    assert f"continue with --resume --out {tmp_path}" in shown
-    fedmpi.run("fedavg", SMALL, out=tmp_path, resume=True, stop=lambda: True)
-    watch(tmp_path)
-    assert "ended by" not in capsys.readouterr().out
-    with pytest.raises(UserError, match="holds no run"):
-        watch(tmp_path / "none")
