@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -22,21 +21,21 @@ from data_prep.raw import RawDataset, described
 from data_prep.writer import join_team, write_shards
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
-from fedmpi.data.augmentation import MOST_ALPHA, ORIGINAL_COUNTS, AugmentedStore, Rebalancing, WarpRanges, rebalance
+from fedmpi.config.server_tables import RebalanceTable
+from fedmpi.data.augmentation import ORIGINAL_COUNTS, AugmentedStore, Rebalancing, rebalance
 from fedmpi.data.shards import open_folder
 from fedmpi.mpi import Cluster
 from fedmpi.process.exit_codes import run_guarded
 
 Reading = Literal["ratio", "ratio-minus-one"]
+_DEFAULTS = RebalanceTable()
 
 
 def write_augmented(
     folder: Path,
     out: Path,
-    alpha: float,
-    copies: Reading = "ratio",
+    part: RebalanceTable,
     seed: int = 0,
-    ranges: WarpRanges | None = None,
     overwrite: bool = False,
     command: str = "",
     cluster: Cluster | None = None,
@@ -52,17 +51,17 @@ def write_augmented(
         raise UserError(f"{folder} has a validation part, which would be lost. Prepare it again without --val")
     if ORIGINAL_COUNTS in store.extras:
         raise UserError(f"{folder} holds augmented copies already. Name the folder that it was made from")
-    streams, ranges = Streams(seed), ranges or WarpRanges()
-    rebalancing = rebalance(store.class_counts(), alpha, copies, streams)
-    augmented, manifest = AugmentedStore(store, rebalancing, streams, ranges), store.manifest
+    streams = Streams(seed)
+    rebalancing = rebalance(store.class_counts(), part.alpha, part.copies, streams)
+    augmented, manifest = AugmentedStore(store, rebalancing, streams, part), store.manifest
     named = store.client_ids.dtype.kind == "U"
     partition = Partition(
         rows=np.arange(int(augmented.offsets[-1])),
         offsets=augmented.offsets,
         law=manifest.partition,
         options=manifest.partition_options
-        | {"augment_alpha": alpha, "augment_copies": copies, "augment_seed": seed}
-        | {f"augment_{name}": value for name, value in asdict(ranges).items()},
+        | {"augment_alpha": part.alpha, "augment_copies": part.copies, "augment_seed": seed}
+        | {f"augment_{name}": getattr(part, name) for name in ("rotation", "shear", "shift", "zoom")},
         users=np.arange(store.clients) if named else store.client_ids,
         notes=(f"augmented: {int(rebalancing.added.sum())} copies, {rebalancing.overhead:.1%} of the samples",),
     )
@@ -92,14 +91,16 @@ def augment(
     folder: Annotated[Path, typer.Argument(help="a prepared folder of images")],
     out: Annotated[Path, typer.Option(help="the folder to write")],
     alpha: Annotated[
-        float, typer.Option(min=0.0, max=MOST_ALPHA, help="α: (C̄/C_y)^α copies of every sample of a scarce class")
+        float, typer.Option(min=0.0, max=2.0, help="α: (C̄/C_y)^α copies of every sample of a scarce class")
     ] = 0.67,
     copies: Annotated[Reading, typer.Option(help="ratio: so many copies; ratio-minus-one: one less")] = "ratio",
     seed: Annotated[int, typer.Option(min=0, help="seed of the runs whose copies these are")] = 0,
-    rotation: Annotated[float, typer.Option(min=0.0, help="largest angle, in degrees")] = WarpRanges.rotation,
-    shear: Annotated[float, typer.Option(min=0.0, max=89.0, help="largest angle, in degrees")] = WarpRanges.shear,
-    shift: Annotated[float, typer.Option(min=0.0, help="largest shift, as a share of the side")] = WarpRanges.shift,
-    zoom: Annotated[float, typer.Option(min=0.0, max=0.99, help="scales 1 - zoom to 1 + zoom")] = WarpRanges.zoom,
+    rotation: Annotated[float, typer.Option(min=0.0, max=180.0, help="largest angle, in degrees")] = _DEFAULTS.rotation,
+    shear: Annotated[float, typer.Option(min=0.0, max=89.0, help="largest angle, in degrees")] = _DEFAULTS.shear,
+    shift: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="largest shift, as a share of the side")
+    ] = _DEFAULTS.shift,
+    zoom: Annotated[float, typer.Option(min=0.0, max=0.99, help="scales 1 - zoom to 1 + zoom")] = _DEFAULTS.zoom,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace what is in --out")] = False,
 ) -> None:
     """Store the augmented copies of scarce classes, for example
@@ -109,10 +110,8 @@ def augment(
     command = shlex.join(["python", "-m", "data_prep.augment", *sys.argv[1:]])
     team = join_team()
     try:
-        ranges = WarpRanges(rotation, shear, shift, zoom)
-        done = write_augmented(
-            folder, out, alpha, copies, seed, ranges, overwrite=overwrite, command=command, cluster=team
-        )
+        part = RebalanceTable(alpha=alpha, copies=copies, rotation=rotation, shear=shear, shift=shift, zoom=zoom)
+        done = write_augmented(folder, out, part, seed, overwrite, command, team)
     except UserError as error:
         print(error, file=sys.stderr)
         raise typer.Exit(2) from None

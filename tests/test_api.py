@@ -68,6 +68,8 @@ def test_a_run_has_a_record_a_round_with_its_evaluation_a_summary_and_the_final_
     assert all("test_accuracy" in record and "train_loss" in record for record in plain.records)
     assert plain.summary["final"]["test_accuracy"] == plain.records[-1]["test_accuracy"]
     assert plain.folder is None and plain.ending == "finished" and plain.config.preset == "fedavg"
+    assert plain.frame()["round"].tolist() == [0, 1, 2]
+    assert repr(plain) == f"<Run of 3 rounds, finished: test_accuracy {plain.records[-1]['test_accuracy']:.4f}>"
     x, y = open_store("digits").test()
     description = open_store("digits").description
     features = (torch.from_numpy(x / 255.0) - description.mean[0]) / description.std[0]
@@ -96,17 +98,6 @@ def test_records_and_model_are_those_of_the_command_line(
     assert same_values(there.model, plain.model) and same_values(here.model, plain.model)
     kept = [json.loads(line) for line in (tmp_path / "here" / "metrics.jsonl").read_text().splitlines()]
     assert here.records == kept and here.summary == json.loads((tmp_path / "here" / "summary.json").read_text())
-
-
-def test_a_run_is_shown_in_one_line(plain: fedmpi.Run, tmp_path: Path):
-    accuracy = plain.records[-1]["test_accuracy"]
-    assert repr(plain) == f"<Run of 3 rounds, finished: test_accuracy {accuracy:.4f}>"
-    none_right = fedmpi.Run({"final": {"round": 0, "test_accuracy": 0.0}}, config=None, records=None, model=None)
-    assert repr(none_right) == "<Run of 1 rounds, finished: test_accuracy 0.0000>"
-
-
-def test_the_records_as_a_table(plain: fedmpi.Run):
-    assert plain.frame()["round"].tolist() == [0, 1, 2]
 
 
 # Arguments of a run
@@ -145,11 +136,6 @@ def test_keys_over_a_complete_configuration_replace_its_own():
     ("arguments", "words"),
     [
         (("fedavgg",), "did you mean fedavg"),
-        (("nowhere.toml",), "nowhere.toml"),
-        (("fedavg", {"local.lrr": 1}), "did you mean local.lr"),
-        (({"preset": "fedavg", "local.lrr": 1},), "did you mean local.lr"),
-        (("fedavg", {"rounds": 0}), "rounds = 0"),
-        (({3: 0},), "not 3"),
         ((None,), "not NoneType"),
         (("fedavg", "rounds=3"), "not str"),
         (("fedavg", {"local.lr": 1, "local": {"lr": 2}}), "local.lr is given twice"),
@@ -159,24 +145,16 @@ def test_keys_over_a_complete_configuration_replace_its_own():
         ),
         (("fedavg", {"data.source": "nowhere"}), "the shard folder nowhere does not exist"),
         (("fedavg", {"model.name": "mlpp"}), "did you mean 'mlp'"),
+        ({"model": 7}, "model = 7"),
+        ({"data": (1, 2)}, "fedmpi.ClientArrays(x, y, owner"),
+        ({"resume": True}, "resume needs out"),
+        ({"data": "digits", "overrides": {"data.source": "digits"}}, "Keep one of them"),
     ],
 )
-def test_wrong_configurations_are_user_errors(arguments: Any, words: str):
+def test_wrong_configurations_and_arguments_are_user_errors(arguments: Any, words: str):
+    keywords = arguments if isinstance(arguments, dict) else {}
     with pytest.raises(fedmpi.UserError, match=re.escape(words)):
-        fedmpi.run(*arguments)
-
-
-@pytest.mark.parametrize(
-    ("keyword", "value", "words"),
-    [
-        ("model", 7, "model = 7"),
-        ("data", (1, 2), "fedmpi.ClientArrays(x, y, owner"),
-        ("resume", True, "resume needs out"),
-    ],
-)
-def test_wrong_arguments_are_user_errors(keyword: str, value: Any, words: str):
-    with pytest.raises(fedmpi.UserError, match=re.escape(words)):
-        fedmpi.run("fedavg", **{keyword: value})
+        fedmpi.run(*(["fedavg"] if keywords else arguments), **keywords)
 
 
 # A custom model
@@ -290,14 +268,6 @@ def test_a_run_works_off_the_main_thread_and_two_wait_for_each_other(plain: fedm
     assert [untimed(run.records) for run in found] == [untimed(plain.records)] * 2
 
 
-def test_records_that_are_gone_are_not_taken_for_none(tmp_path: Path):
-    small(out=tmp_path)
-    run = fedmpi.load_run(tmp_path)
-    (tmp_path / "metrics.jsonl").unlink()
-    with pytest.raises(fedmpi.UserError, match="holds 0 of the 3 records"):
-        run.records  # noqa: B018
-
-
 # Hearing of every round
 
 
@@ -338,6 +308,8 @@ def test_an_exception_of_on_round_names_function_line_and_round():
 def test_asked_to_stop_a_run_saves_and_continues_later(plain: fedmpi.Run, tmp_path: Path):
     run = small(out=tmp_path / "run", stop=iter([False, True]).__next__)
     assert run.ending == "stopped" and not (tmp_path / "run" / "summary.json").exists()
+    with pytest.raises(fedmpi.UserError, match="no finished run"):
+        fedmpi.load_run(tmp_path / "run").model  # noqa: B018
     more = small(out=tmp_path / "run", resume=True)
     assert more.ending == "finished" and untimed(more.records) == untimed(plain.records)
     assert untimed(run.records) == untimed(plain.records)[:1]  # requested with a folder that contains more
@@ -360,6 +332,10 @@ def test_runs_are_read_from_their_folders_in_the_order_of_their_names(tmp_path: 
         assert DataDescription.of(run.summary["data"]) == open_store("digits").description
     with pytest.raises(fedmpi.UserError, match="no folder named"):
         fedmpi.load_runs(tmp_path / "c")
+    run = fedmpi.load_run(tmp_path / "a")
+    (tmp_path / "a" / "metrics.jsonl").unlink()
+    with pytest.raises(fedmpi.UserError, match="holds 0 of the 3 records"):
+        run.records  # noqa: B018
 
 
 @pytest.mark.parametrize(
@@ -376,14 +352,6 @@ def test_a_damaged_folder_is_a_user_error(tmp_path: Path, name: str, text: str, 
     (tmp_path / name).write_text(text)
     with pytest.raises(fedmpi.UserError, match=name):
         getattr(fedmpi.load_run(tmp_path), what)
-
-
-def test_a_run_that_is_not_finished_has_no_model(tmp_path: Path):
-    small(out=tmp_path / "run", stop=lambda: True)
-    run = fedmpi.load_run(tmp_path / "run")
-    assert run.ending == "stopped" and run.summary == {}
-    with pytest.raises(fedmpi.UserError, match="no finished run"):
-        _ = run.model
 
 
 def test_importing_fedmpi_is_light_leaves_the_generator_and_its_names_are_available():

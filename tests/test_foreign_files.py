@@ -73,20 +73,6 @@ def test_they_keep_their_contract(name: str) -> None:
         assert check()
 
 
-def test_options_of_data_are_kept_with_the_run_and_wrong_ones_rejected(tmp_path: Path) -> None:
-    data = {"data.source": "blobs:blobs", "data.source.clients": 5}
-    fedmpi.run("fedavg", {"rounds": 1, "clients.sampler": "all"} | data, out=tmp_path)
-    config = fedmpi.Config.load(tmp_path / "config.toml")
-    assert config.data.source.options == {"clients": 5, "classes": 4, "seed": 3}
-    for wrong, words in (
-        ({"data.source.cients": 5}, "did you mean clients"),
-        ({"data.source.clients": "many"}, "data.source.clients = 'many' does not suit blobs:blobs"),
-        ({"data.source": "digits", "data.source.classes": 4}, "data.source.classes is unknown to digits"),
-    ):
-        with pytest.raises(fedmpi.UserError, match=words):
-            fedmpi.run("fedavg", data | wrong)
-
-
 @client_sampler
 class Remembers:
     state = ("kept",)
@@ -130,11 +116,6 @@ def later(view, k=3):
     return Cohort(view.available[:k])
 
 
-class Pushed(LocalAlgorithm):
-    def __init__(self, *, pull: Any = -1.0):
-        self.proximal_mu = pull
-
-
 MISFITS: list[tuple[str, Any, dict[str, Any], str]] = [
     ("clients.sampler", client_sampler(no_view), {}, r"Write def no_view\(view, "),
     ("clients.sampler", client_sampler(TakesAPlace), {}, r"def __init__\(self, \*, k\)"),
@@ -142,7 +123,6 @@ MISFITS: list[tuple[str, Any, dict[str, Any], str]] = [
     ("server.aggregator", aggregator(one_argument), {}, r"Write def one_argument\(updates, coefficients, "),
     ("server.optimizer", server_optimizer(NoMethod), {}, r"has no method step\(w, update\)"),
     ("local.algorithm", WrongHook, {}, r"Write def correction\(self, client, server, generator\)"),
-    ("local.algorithm", Pushed, {}, "proximal_mu = -1.0"),
 ]
 """Key, chosen value, other settings, words of the error."""
 
@@ -159,11 +139,6 @@ def test_what_cannot_be_called_is_rejected_before_anything_is_done(
 def shuffles(view):
     view.generator.shuffle(view.available)
     return Cohort(view.available[:3])
-
-
-class Imaginary(LocalAlgorithm):
-    def correction(self, client, server, generator):
-        return server.model * 1j
 
 
 class Endless(LocalAlgorithm):
@@ -183,7 +158,6 @@ FAILURES: list[tuple[str, Any, str]] = [
     ("server.weights", weights(lambda cohort, sizes: cohort.clients * 0), "the coefficient 0"),
     ("server.optimizer", server_optimizer(lambda w, update: w * 1j), "tensor of real numbers"),
     ("server.optimizer", server_optimizer(lambda w, update: None), "returned nothing and left w as it was"),
-    ("local.algorithm", Imaginary, r"client .*the correction must be a vector of \d+ real numbers"),
     ("local.algorithm", Endless, "the update of server_step is not finite"),
     ("local.algorithm", Forgets, r"test_foreign_files.py:\d+\) failed in round 0, client \d+: .*client.c is not kept"),
 ]
@@ -193,21 +167,6 @@ FAILURES: list[tuple[str, Any, str]] = [
 def test_a_mistake_at_work_is_named_with_its_line(key: str, chosen: Any, words: str) -> None:
     with pytest.raises(fedmpi.ComponentFailure, match=words):
         fedmpi.run("fedavg", {"rounds": 2, "clients.count": 4, key: chosen})
-
-
-def looks_back(view: Any) -> Cohort:
-    return Cohort(view.available[np.argsort(view.last("loss"))[:3]])
-
-
-def looks_now(view: Any) -> Cohort:
-    return Cohort(view.available[np.argsort(view.fresh("loss"))[:3]])
-
-
-@pytest.mark.parametrize(("sampler", "option"), [(looks_back, "needs"), (looks_now, "measures")])
-def test_a_sampler_that_asks_for_numbers_without_saying_so_is_named(sampler: Any, option: str) -> None:
-    words = rf"^clients.sampler = '.*test_foreign_files:{sampler.__name__}': view\..*\({option}=\('loss',\)\)"
-    with pytest.raises(fedmpi.UserError, match=words):
-        fedmpi.run("fedavg", {"rounds": 2, "clients.sampler": client_sampler(sampler)})
 
 
 class Fails(nn.Module):
@@ -270,15 +229,6 @@ def test_a_model_of_another_type_takes_samples_for_float32_or_is_rejected(dtype:
             fedmpi.run("fedavg", {**keys, "model.converts": converts})
 
 
-def test_weights_that_need_probabilities_fail_with_a_sampler_without_them() -> None:
-    inverse = weights(normalized=False)(lambda cohort, sizes: 0.1 / cohort.inclusion)
-    quiet = client_sampler(lambda view: Cohort(view.available[:3]))
-    with pytest.raises(fedmpi.ComponentFailure, match="NoneType"):
-        fedmpi.run("fedavg", {"rounds": 1, "clients.sampler": quiet, "server.weights": inverse})
-    run = fedmpi.run("fedavg", {"rounds": 1, "clients.sampler": "uniform", "server.weights": inverse})
-    assert run.records[0]["participants"] > 0
-
-
 @pytest.mark.parametrize(
     ("generator", "draw"),
     [
@@ -328,14 +278,6 @@ def test_a_file_that_cannot_be_loaded_is_named_with_its_line(
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(fedmpi.UserError, match=words):
         fedmpi.run("fedavg", {"clients.sampler": choice})
-
-
-def test_a_model_that_cannot_be_built_is_named_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "unfinished.py").write_text("def net(description, *, width=3):\n    return nn.Linear(64, width)\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    words = r"^the model unfinished:net \(.*unfinished.py:2\) failed: NameError: name 'nn' is not defined"
-    with pytest.raises(fedmpi.ComponentFailure, match=words):
-        fedmpi.run("fedavg", {"rounds": 1}, model="unfinished:net")
 
 
 def test_a_network_that_no_folder_can_build_again_is_said_to_be_one(tmp_path: Path) -> None:

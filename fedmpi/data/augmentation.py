@@ -32,9 +32,6 @@ from fedmpi.data.statistics import kl_divergence, summarize
 ORIGINAL_COUNTS = "original_class_counts"
 """Array beside augmented shards: int (N, C), the clients' class counts without the copies."""
 
-MOST_ALPHA = 2.0
-"""The largest α that the paper tries (section IV-B). C_y (C̄/C_y)² <= C̄², so n samples get at most n²/C copies, which
-counts of 64 bits hold for any n below 4 · 10⁹; at α = 12 a class 100 times scarcer than the mean would overflow."""
 MOST_COPIES = 1 << 32
 """Largest number of copies: the list of the rows that they are made of would take 32 GiB."""
 
@@ -63,16 +60,7 @@ def copies_per_sample(totals: Ints, alpha: float, reading: str = "ratio") -> Flo
     float64 (C,)
         0 for classes with C_y >= C̄, and for missing classes (C_y = 0), of which there is no sample to copy. C̄ is the
         mean over all C classes of the label space, the missing ones too, as line 2 has it.
-
-    Raises
-    ------
-    ValueError
-        If α is outside [0, 2], or the reading is unknown.
     """
-    if not 0 <= alpha <= MOST_ALPHA:
-        raise ValueError(f"alpha must be a number from 0 to {MOST_ALPHA:g}, not {alpha}")
-    if reading not in ("ratio", "ratio-minus-one"):
-        raise ValueError(f"copies must be ratio or ratio-minus-one, not {reading}")
     totals = np.asarray(totals, np.float64)
     scarce = (totals > 0) & (totals < totals.mean())
     ratio = np.where(scarce, totals.mean() / np.where(scarce, totals, 1.0), 1.0) ** alpha
@@ -162,32 +150,6 @@ IMAGES_AT_ONCE = 4096  # bounds the sampling grid: 8 bytes a pixel
 _PARAMETERS = 6
 
 
-@dataclass(frozen=True)
-class WarpRanges:
-    """Ranges of the warps of a copy; each amount is uniform within its range.
-
-    The paper names the four transformations, but not their ranges: these defaults keep letters and digits readable.
-
-    Parameters
-    ----------
-    rotation, shear : float
-        Largest angle in degrees, to either side.
-    shift : float
-        Largest displacement along each axis, as a share of the image's height or width.
-    zoom : float
-        Along each axis the image is sampled with a factor in [1 - zoom, 1 + zoom]; in [0, 1).
-    """
-
-    rotation: float = 15.0
-    shear: float = 10.0
-    shift: float = 0.1
-    zoom: float = 0.1
-
-    def __post_init__(self) -> None:
-        if min(self.rotation, self.shear, self.shift, self.zoom) < 0 or self.zoom >= 1 or self.shear >= 90:
-            raise ValueError(f"warp ranges are numbers >= 0, the zoom below 1, the shear below 90 degrees, not {self}")
-
-
 def check_images(description: DataDescription) -> None:
     """Reject data that cannot be warped."""
     if description.task != "image" or len(description.feature_shape) != 3:
@@ -197,8 +159,11 @@ def check_images(description: DataDescription) -> None:
         )
 
 
-def warps_of(count: int, height: int, width: int, ranges: WarpRanges, streams: Streams, client: int) -> Floats:
-    """The affine maps of a client's copies."""
+def warps_of(count: int, height: int, width: int, ranges: RebalanceTable, streams: Streams, client: int) -> Floats:
+    """The affine maps of a client's copies; each amount is uniform within its range.
+
+    The paper names the four transformations, but not their ranges: the defaults keep letters and digits readable.
+    """
     drawn = streams.generator(Purpose.AUGMENT_WARP, 0, client).random((count, _PARAMETERS)) * 2 - 1
     angle, slant = np.deg2rad(drawn[:, 0] * ranges.rotation), np.deg2rad(drawn[:, 1] * ranges.shear)
     zoom = 1 + drawn[:, 2:4] * ranges.zoom
@@ -237,7 +202,7 @@ class AugmentedStore(ShardStore):
         store: ShardStore,
         rebalancing: Rebalancing,
         streams: Streams,
-        ranges: WarpRanges | None = None,
+        ranges: RebalanceTable,
         device: torch.device | str = "cpu",
     ):
         check_images(store.description)
@@ -247,7 +212,7 @@ class AugmentedStore(ShardStore):
         self.offsets = offsets_of(self.sizes)
         self._copies = rebalancing.copies
         self._streams = streams
-        self._ranges = ranges or WarpRanges()
+        self._ranges = ranges
         self._device = torch.device(device)
 
     def client(self, client: int, rows: Ints | None = None) -> tuple[AnyArray, Ints]:
@@ -327,8 +292,7 @@ def client_samples(config: Config, store: ShardStore, streams: Streams, device: 
         )
     else:
         rebalancing = rebalance(store.class_counts(), part.alpha, part.copies, streams)
-        ranges = WarpRanges(part.rotation, part.shear, part.shift, part.zoom)
-        augmented = AugmentedStore(store, rebalancing, streams, ranges, device)
+        augmented = AugmentedStore(store, rebalancing, streams, part, device)
         data = ClientData(augmented, device, standardize=normalize)
     weighed = rebalancing.original_sizes if part.weights == "original" else None
     return ClientSamples(data, originals, rebalancing, weighed)

@@ -7,7 +7,6 @@ the processes of a machine share the pages. The operating system can read ahead 
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import math
 import mmap
@@ -78,9 +77,7 @@ class Section:
         try:
             return np.memmap(self.path, self.dtype, "r", self.byte or 0, self.shape)
         except (OSError, ValueError) as error:
-            full = isinstance(error, OSError) and error.errno == errno.EMFILE
-            advice = "raise `ulimit -n`, or write fewer --shards" if full else "check that it was not moved or changed"
-            raise UserError(f"{self.path} can no longer be read ({error}): {advice}") from None
+            raise UserError(f"{self.path} can no longer be read ({error}). Check it, and `ulimit -n`") from None
 
 
 class ShardData:

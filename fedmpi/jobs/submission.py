@@ -27,7 +27,6 @@ MARK = "# ---"
 """First words of the line of the template from which scripts are equal."""
 TASK = "%a"
 """Placeholder for the number of an array's task."""
-MOST_TASKS = 100_000
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ def prepare_submission(
     """Check a job as `fedmpi train` and SLURM would, and write the text of its script."""
     where = site_file()
     site = load_site(where, gpus=gpus_per_node > 0)
-    _check_tasks(config, settings, out, array)
+    _check_configuration(config, settings, out, array)
     folder = Path(os.path.abspath(str(out).partition(TASK)[0] if TASK in str(out) else out))  # the script adds /%a
     ranks = nodes * ranks_per_node
     numbers = {"ranks": ranks, "ranks_per_node": ranks_per_node, "nodes": nodes, "gpus": gpus_per_node}
@@ -137,36 +136,17 @@ def _write(folder: Path, contents: dict[str, bytes], other: str) -> None:
         raise UserError(f"cannot write to {folder} ({error.strerror}). Choose another {other}") from error
 
 
-def tasks_of(array: str) -> list[int]:
-    """Return the numbers of an array's tasks: "0-3", "1,5,7", "0-10:2", each with "%2" at its end for two at a time."""
-    wrong = UserError(f"--array {array} is not a list of tasks. Give 0-3, 1,5,7 or 0-99%10 (ten at a time)")
-    listed, limit, at_once = array.partition("%")
-    if limit and not re.fullmatch(r"0*[1-9]\d*", at_once, re.ASCII):
-        raise wrong
-    tasks: set[int] = set()
-    for part in listed.split(","):
-        found = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?", part, re.ASCII)
-        if found is None:
-            raise wrong
-        first, last, step = int(found[1]), int(found[2] or found[1]), int(found[3] or 1)
-        if last < first or step < 1 or last - first > MOST_TASKS:
-            raise wrong
-        tasks |= set(range(first, last + 1, step))
-    return sorted(tasks)
-
-
-def _check_tasks(config: Path | None, settings: Sequence[str], out: Path, array: str) -> None:
-    """Validate the configuration of every task."""
+def _check_configuration(config: Path | None, settings: Sequence[str], out: Path, array: str) -> None:
+    """Validate the configuration; for an array, that of its first task."""
     varied = [text for text in (*settings, str(out)) if TASK in text]
     if varied and not array:
         raise UserError(f"%a in {varied[0]} is the number of an array's task. Give --array, for example --array 0-3")
-    tasks = tasks_of(array) if array else [0]
-    if len(tasks) > 1 and not any(TASK in setting for setting in settings):
-        raise UserError(
-            f"--array {array}: the {len(tasks)} tasks are all the same run. Let a setting differ, such as --set seed=%a"
-        )
-    for task in tasks:
-        _check_data(load_config(config, [setting.replace(TASK, str(task)) for setting in settings]))
+    first = re.match(r"\d+", array or "0")
+    if first is None:
+        raise UserError(f"--array {array} is not a list of tasks. Give 0-3, 1,5,7 or 0-99%10 (ten at a time)")
+    if re.search("[-,]", array) and not any(TASK in setting for setting in settings):
+        raise UserError(f"the tasks of --array {array} are all the same run. Let a setting differ, as --set seed=%a")
+    _check_data(load_config(config, [setting.replace(TASK, first[0]) for setting in settings]))
 
 
 def _check_data(config: Config) -> None:

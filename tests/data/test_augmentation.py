@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import settings as drawn_by
 from hypothesis import strategies as st
 
-from data_prep.augment import augment, write_augmented
+from data_prep.augment import write_augmented
 from data_prep.partitions import Partition
 from data_prep.raw import RawDataset
 from data_prep.writer import write_shards
@@ -19,11 +19,10 @@ from fedmpi import UserError
 from fedmpi.common.plan import Plan
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import load_config
+from fedmpi.config.server_tables import RebalanceTable
 from fedmpi.core.experiment import Experiment
-from fedmpi.core.loop import Simulation
 from fedmpi.data.augmentation import (
     AugmentedStore,
-    WarpRanges,
     check_images,
     copies_of,
     copies_per_sample,
@@ -114,24 +113,11 @@ def test_the_counts_of_the_server_are_those_of_the_clients_copies(
         assert len(rows) == result.added[client]
 
 
-def test_a_clients_copies_are_its_own() -> None:
-    labels, copies = np.zeros(64, np.int64), np.array([0.5])
-    assert not np.array_equal(copies_of(labels, copies, Streams(9), 1), copies_of(labels, copies, Streams(9), 2))
-
-
 def test_blocks_of_clients_do_not_change_the_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = counts_of(population(4, 50, 5), 5)
     whole = rebalance(counts, 0.67, "ratio", Streams(1))
     monkeypatch.setattr("fedmpi.data.augmentation._CLIENTS_AT_ONCE", 7)
     np.testing.assert_array_equal(rebalance(counts, 0.67, "ratio", Streams(1)).class_counts, whole.class_counts)
-
-
-@pytest.mark.parametrize("alpha", [-0.1, 2.001, 12.0, float("nan"), float("inf")])
-def test_alpha_outside_its_range_is_rejected_everywhere(alpha: float) -> None:
-    with pytest.raises(ValueError, match="alpha must be a number from 0 to 2"):
-        copies_per_sample(np.array([1, 2]), alpha, "ratio")
-    with pytest.raises(UserError, match=r"rebalance\.alpha"):
-        load_config(None, ["preset=astraea", f"rebalance.alpha={alpha}"])
 
 
 def test_more_copies_than_can_be_handled_are_rejected_by_the_class_that_asks_for_them() -> None:
@@ -152,7 +138,7 @@ def test_more_copies_than_can_be_handled_are_rejected_by_the_class_that_asks_for
 def one_map(**ranges: float) -> np.ndarray:
     """The first map of a client whose ranges are all zero but the given ones, for images of 10 x 20 pixels."""
     zero = {"rotation": 0.0, "shear": 0.0, "shift": 0.0, "zoom": 0.0}
-    return warps_of(1, 10, 20, WarpRanges(**{**zero, **ranges}), STREAMS, 0)[0]
+    return warps_of(1, 10, 20, RebalanceTable(**{**zero, **ranges}), STREAMS, 0)[0]
 
 
 def drawn() -> np.ndarray:
@@ -182,25 +168,14 @@ def test_shift_is_a_share_of_each_side_zoom_scales_both_axes_and_shear_slants_th
     np.testing.assert_allclose(one_map(shear=30), [[1, -np.sin(slant) / 2, 0], [0, np.cos(slant), 0]])
 
 
-def test_outside_an_image_its_border_is_repeated() -> None:
-    images = torch.full((1, 1, 6, 6), 77, dtype=torch.uint8)
-    assert torch.equal(warp(images, torch.tensor([[[3.0, 0, 1.5], [0, 3.0, -1.5]]])), images)
-
-
 def test_each_image_has_its_own_warp_whatever_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     images = torch.rand(30, 1, 28, 28, generator=torch.Generator().manual_seed(1))
-    maps = torch.from_numpy(warps_of(30, 28, 28, WarpRanges(), STREAMS, 3))
+    maps = torch.from_numpy(warps_of(30, 28, 28, RebalanceTable(), STREAMS, 3))
     together = warp(images, maps)
     monkeypatch.setattr("fedmpi.data.augmentation.IMAGES_AT_ONCE", 7)
     assert torch.equal(together, warp(images, maps))
     assert torch.equal(together[11:12], warp(images[11:12], maps[11:12]))
     assert not torch.equal(together, images)
-
-
-@pytest.mark.parametrize("wrong", [{"zoom": 1.0}, {"rotation": -1.0}, {"shear": 90.0}])
-def test_impossible_ranges_are_rejected(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="warp ranges"):
-        WarpRanges(**wrong)
 
 
 def test_text_is_rejected() -> None:
@@ -216,9 +191,11 @@ def digits() -> ShardStore:
     return open_store("digits:clients=30,alpha=0.3")
 
 
-def augmented(store: ShardStore, resident_bytes: int = 0, ranges: WarpRanges | None = None) -> ClientData:
+def augmented(store: ShardStore, resident_bytes: int = 0, **ranges: float) -> ClientData:
     rebalancing = rebalance(store.class_counts(), 0.67, "ratio", STREAMS)
-    return ClientData(AugmentedStore(store, rebalancing, STREAMS, ranges), resident_bytes=resident_bytes)
+    return ClientData(
+        AugmentedStore(store, rebalancing, STREAMS, RebalanceTable(**ranges)), resident_bytes=resident_bytes
+    )
 
 
 def test_stored_samples_come_first_and_copies_keep_their_label(digits: ShardStore) -> None:
@@ -231,18 +208,6 @@ def test_stored_samples_come_first_and_copies_keep_their_label(digits: ShardStor
         assert torch.equal(x[: len(own_y)], own_x) and torch.equal(y[: len(own_y)], own_y)
         assert len(y) == data.sizes[client]
         np.testing.assert_array_equal(np.bincount(y.numpy(), minlength=10), result.class_counts[client])
-
-
-def test_unwarped_copies_are_their_originals(digits: ShardStore) -> None:
-    data, result = (
-        augmented(digits, ranges=WarpRanges(0, 0, 0, 0)),
-        rebalance(digits.class_counts(), 0.67, "ratio", STREAMS),
-    )
-    client = int(result.added.argmax())
-    x, y = data.load(client)
-    n = int(digits.sizes[client])
-    rows = torch.from_numpy(source_rows(y[:n].numpy(), result.copies, STREAMS, client))
-    assert torch.equal(x[n:], x[rows])
 
 
 @pytest.mark.parametrize("resident_bytes", [0, 1 << 20])
@@ -282,14 +247,14 @@ def image_folder(folder: Path, val: float = 0.0) -> Path:
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Such a folder, and the same with copies (seed 0)."""
     folder = tmp_path_factory.mktemp("shards")
-    write_augmented(image_folder(folder / "plain"), folder / "augmented", ALPHA)
+    write_augmented(image_folder(folder / "plain"), folder / "augmented", RebalanceTable(alpha=ALPHA))
     return folder / "plain", folder / "augmented"
 
 
 def test_stored_copies_are_those_made_on_the_fly(folders: tuple[Path, Path]) -> None:
     plain, stored_store = (open_folder(folder) for folder in folders)
     result = rebalance(plain.class_counts(), ALPHA, "ratio", Streams(0))
-    virtual, stored = ClientData(AugmentedStore(plain, result, Streams(0))), ClientData(stored_store)
+    virtual, stored = ClientData(AugmentedStore(plain, result, Streams(0), RebalanceTable())), ClientData(stored_store)
     np.testing.assert_array_equal(stored_store.class_counts(), result.class_counts)
     assert result.overhead == pytest.approx(result.added.sum() / plain.samples)
     assert stored_store.samples == plain.samples + result.added.sum() > plain.samples
@@ -298,18 +263,6 @@ def test_stored_copies_are_those_made_on_the_fly(folders: tuple[Path, Path]) -> 
         for ours, theirs in zip(stored.load(client), virtual.load(client), strict=True):
             assert torch.equal(ours, theirs)
     assert torch.equal(stored.test()[0], virtual.test()[0])
-
-
-def test_the_command_reports_the_overhead_and_what_it_cannot_augment(
-    folders: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    augment(folders[0], tmp_path / "augmented", alpha=1.0, copies="ratio-minus-one")
-    copies = open_folder(tmp_path / "augmented").samples - 160
-    assert f"160 samples and {copies} copies, storage overhead {copies / 160:.1%}" in capsys.readouterr().out
-    with pytest.raises(UserError, match="another --out"):
-        write_augmented(folders[0], folders[0].parent / "." / "plain", ALPHA, overwrite=True)
-    with pytest.raises(UserError, match="validation part"):
-        write_augmented(image_folder(tmp_path / "held out", val=0.1), tmp_path / "other", ALPHA)
 
 
 # Runs
@@ -369,7 +322,7 @@ def test_the_ranges_of_the_configuration_reach_the_copies(folders: tuple[Path, P
     unwarped = {tuple(image.flatten().tolist()) for image in images[0][:originals]}
     assert all(tuple(image.flatten().tolist()) in unwarped for image in images[0][originals:])
     assert not torch.equal(images[1], images[2])
-    assert WarpRanges(**{name: getattr(default.config.rebalance, name) for name in names}) == WarpRanges()
+    assert default.config.rebalance == RebalanceTable()
 
 
 def experiment(folder: Path, *more: str) -> Experiment:
@@ -395,27 +348,3 @@ def test_copies_weigh_or_not_as_configured(folders: tuple[Path, Path], sampling:
         assert any(task.coefficient < effective[task.client] for task in tasks) == (
             weights == "original" or bool(sampling)
         )
-
-
-def test_one_gradient_of_all_rows_weighs_as_the_clients_do(folders: tuple[Path, Path]) -> None:
-    """The merged path of sampled rows and the sequential one agree when only originals weigh."""
-    original = "rebalance.weights=original"
-    merged = trained(folders[0], original, "local.engine=auto")
-    one_by_one = trained(folders[0], original, "local.engine=sequential")
-    assert torch.allclose(merged, one_by_one, rtol=1e-4, atol=1e-6)
-    assert not torch.allclose(merged, trained(folders[0], "local.engine=auto"), rtol=1e-4, atol=1e-6)
-
-
-def trained(folder: Path, *more: str) -> torch.Tensor:
-    """The model of two rounds of FedSampling on rebalanced data, averaged by samples."""
-    common = [
-        "preset=fedsampling", f"data.source={folder}", "samples.budget=60", "samples.size.max_size=50", "rounds=2",
-        "server.weights=samples", "rebalance=true",
-    ]  # fmt: skip
-    threads = torch.get_num_threads()
-    experiment = Experiment.connect(load_config(None, [*common, *more]))
-    simulation = Simulation(experiment, None)
-    assert simulation.run() == "finished"
-    experiment.close()
-    torch.set_num_threads(threads)
-    return simulation.model

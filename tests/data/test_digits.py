@@ -7,7 +7,6 @@ import sys
 
 import numpy as np
 import pytest
-from sklearn.datasets import load_digits
 
 from fedmpi import UserError
 from fedmpi.data.opening import load_digits_split, open_store
@@ -17,15 +16,6 @@ def test_every_fifth_image_of_a_class_is_for_testing() -> None:
     x, y, test_x, test_y = load_digits_split()
     assert len(x) + len(test_x) == 1797 and x.shape[1:] == (1, 8, 8) and x.max() == 16
     np.testing.assert_array_equal(np.bincount(test_y), (np.bincount(y) + np.bincount(test_y)) // 5)
-
-
-def test_pixels_and_labels_are_those_that_scikit_learn_loads() -> None:
-    x, y, test_x, test_y = load_digits_split()
-    images, labels = load_digits(return_X_y=True)
-    ours = np.concatenate([x, test_x]).reshape(-1, 64), np.concatenate([y, test_y])
-    assert sorted(zip(map(bytes, ours[0]), ours[1], strict=True)) == sorted(
-        zip(map(bytes, images.astype(np.uint8)), labels, strict=True)
-    )
 
 
 @pytest.mark.slow

@@ -32,10 +32,3 @@ def test_ranges_are_contiguous_whole_shards_if_possible_and_nearly_equal(sizes, 
         allowed = np.arange(place[worker - 1] + 1, len(units) - (busy - worker))
         distance = np.abs(before[allowed] - before[-1] * worker / busy)
         assert abs(before[place[worker]] - before[-1] * worker / busy) == pytest.approx(distance.min(), abs=1e-9)
-
-
-def test_the_border_left_of_an_equal_division_is_taken_when_it_is_nearer() -> None:
-    starts = np.arange(5)
-    assert ownership(np.array([4, 3, 3, 6]), starts, 2).tolist() == [0, 2, 4]  # 7 is nearer to 8 than 10 is
-    assert ownership(np.array([4, 5, 1, 6]), starts, 2).tolist() == [0, 2, 4]  # 9 is nearer than 10
-    assert ownership(np.array([4, 1, 4, 7]), starts, 2).tolist() == [0, 3, 4]  # 9 is nearer than 5

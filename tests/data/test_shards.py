@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -134,17 +133,3 @@ def test_a_damaged_folder_is_rejected_with_what_is_wrong(
         open_store(folder, verify=named == "checksum")
     message = str(failure.value)
     assert named in message and "data_prep" in message and "\n" not in message, message
-
-
-def test_files_that_may_not_be_opened_any_more_are_said_with_what_helps(write: Write) -> None:
-    store = open_store(write(SIZES))
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with open(os.devnull) as next_one:
-        first_free = next_one.fileno()
-    resource.setrlimit(resource.RLIMIT_NOFILE, (first_free, limits[1]))
-    try:
-        with pytest.raises(UserError, match=r"train-00000\.h5 can no longer be read .*Too many open files.*ulimit -n"):
-            store.client(0)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert len(store.client(0)[0]) == SIZES[0]

@@ -74,13 +74,6 @@ def test_each_dtype_is_normalized_in_its_way() -> None:
         assert found.tolist() == np.asarray(expected).tolist() and str(found.dtype) == f"torch.{dtype}"
 
 
-def test_the_test_part_is_normalized_as_the_training_part(store: ShardStore) -> None:
-    data = ClientData(store)
-    x, y = data.test()
-    assert torch.equal(x[:3], data.load(0)[0]) and y.tolist() == [0, 1, 2] * 3
-    assert data.validation() is None
-
-
 def floats(**more: object) -> ClientArrays:
     x = np.random.default_rng(3).standard_normal((10, LEAST_SHARED // 8)).astype(np.float32)  # 3 are enough
     return ClientArrays(x, np.arange(10) % 2, np.repeat([0, 1], 5), test=(x[:3], [0, 1, 0]), **more)  # type: ignore[arg-type]

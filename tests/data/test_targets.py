@@ -99,7 +99,6 @@ def test_a_folder_is_inspected_without_classes(tmp_path: Path):
 @pytest.mark.parametrize(
     ("name", "wrong", "words"),
     [
-        ("tokens", np.full((ROWS, 4), 9), "9, none of the 9 classes"),
         ("tokens", np.full((ROWS, 4), -2), "-2, none of the 9 classes"),
         ("shares", np.full((ROWS, 6), 1.5, np.float32), "1.5, which is not in 0 to 1"),
         ("multilabel", np.full((ROWS, 6), 0.5), "fractions"),

@@ -55,13 +55,6 @@ def test_custom_rows_and_weights_are_those_that_are_trained_and_summed(weights: 
         assert list(factors.values()) == pytest.approx([factors[0]] * 9, rel=1e-9)
 
 
-def test_one_step_on_custom_rows_is_the_same_merged_and_alone() -> None:
-    settings = [*ALL, f"samples.sampler={OWN}rare_first", "local.steps=1", "local.batch_size=all"]
-    merged, alone = run(*settings), run(*settings, "local.engine=sequential")
-    assert "one-step clients are merged" in merged.experiment.trainer.engine.description
-    assert float((merged.model - alone.model).norm()) < 1e-5 * float((alone.model - alone.start).norm())
-
-
 def test_diagnostics_leave_out_what_the_server_does_not_know() -> None:
     def recorded(*settings: str) -> dict[str, Any]:
         return run(*ALL, "logging.diagnostics=true", *settings).records[-1]
@@ -74,16 +67,6 @@ def test_diagnostics_leave_out_what_the_server_does_not_know() -> None:
     assert set(plain) - set(own) == {"samples_used", "sample_use_effective", "sample_use_gini"}
     assert own["clients_used"] == 1 and pooled["samples_used"] == pytest.approx(0.5, abs=1e-3)
     assert set(plain) - set(recorded("server.aggregator=median")) == {"gradient_diversity", "client_drift"}
-
-
-@pytest.mark.parametrize("attack", [[], ["attack=sign-flip", "clients.attack_fraction=0.3"]])
-def test_clients_keep_vectors_beside_an_aggregator_as_beside_the_mean(attack: list[str]) -> None:
-    settings = [*ALL, *attack, f"local.algorithm={OWN}Persistent", "rounds=4"]
-    mean, combined = run(*settings), run(*settings, f"server.aggregator={OWN}weighted")
-    plain = run(*ALL, *attack, "rounds=4")
-    moved = float((mean.model - mean.start).norm())
-    assert float((combined.model - mean.model).norm()) < 1e-5 * moved
-    assert float((plain.model - mean.model).norm()) > 1e-2 * moved
 
 
 def test_the_same_clients_attack_in_every_round_and_are_recorded(tmp_path: Path) -> None:
@@ -144,21 +127,3 @@ def test_weights_computed_after_the_work_are_divided_by_as_they_are(normalized: 
     assert [totals.divisor for totals in RECEIVED_TOTALS] == pytest.approx([divisor] * 2, rel=1e-12)
     judged, plain = (torch.cat([value.flatten() for value in run.model.state_dict().values()]) for run in given)
     torch.testing.assert_close(judged, plain, rtol=1e-4, atol=1e-6)
-
-
-def test_weights_computed_after_the_work_get_the_losses_of_the_runs_own_loss() -> None:
-    """(1 − p)² · −log p is smaller than −log p, whatever p in (0, 1)."""
-    found: dict[str, dict[int, float]] = {"cross-entropy": {}, "focal": {}}
-    for name, losses in found.items():
-
-        class Listening:
-            def __call__(self, cohort: Any, sizes: np.ndarray) -> np.ndarray:
-                return np.ones(len(cohort.clients))
-
-            def after(self, work: Any, losses: dict[int, float] = losses) -> float:
-                losses[work.client] = work.loss
-                return 1.0
-
-        settings = {"server.weights": fedmpi.weights(Listening), "clients.sampler": "all", "rounds": 1}
-        fedmpi.run({**settings, "task.loss": name, "model.hidden": [8]}, data="digits:clients=5")
-    assert all(0 < found["focal"][k] < 0.95 * found["cross-entropy"][k] for k in range(5))

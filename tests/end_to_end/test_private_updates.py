@@ -126,13 +126,6 @@ def test_every_record_says_what_fixed_samples_of_those_present_have_spent():
     assert previous == pytest.approx(reference.get_epsilon(1e-5), rel=0.03)
 
 
-def test_an_opening_round_of_all_divides_clipped_updates_by_all():
-    opening = ("clients.sampler=stratified", "clients.sampler.initial_step=true", "clients.count=4")
-    plan = planner(*opening, "privacy.noise_multiplier=0").plan(0)
-    assert plan.one_step and not plan.normalize
-    assert plan.coefficients.tolist() == [1 / 40] * 40
-
-
 def test_over_selected_clients_count_as_drawn():
     drawn = planner(*DRAWN).plan(0).facts["update_epsilon"]
     more = planner(*DRAWN, "devices=true", "clients.over_selection=2").plan(0).facts["update_epsilon"]

@@ -15,7 +15,7 @@ import pytest
 
 from fedmpi import UserError
 from fedmpi.jobs.site import Site, load_site, site_file
-from fedmpi.jobs.submission import Submission, prepare_submission, submit, tasks_of, write_scripts
+from fedmpi.jobs.submission import Submission, prepare_submission, submit, write_scripts
 
 REPOSITORY = Path(__file__).parents[2]
 FEDAVG = ("preset=fedavg",)
@@ -176,19 +176,15 @@ def test_wrong_settings_of_the_site_are_rejected(text: str, key: str, site: Path
     [
         ({"settings": ["local.lrr=1"]}, "local.lrr"),
         ({"settings": ["preset=fedavg", "seed=%a"]}, "--array 0-3"),
-        ({"array": "0-3"}, "the 4 tasks are all the same run"),
+        ({"array": "0-3"}, "the tasks of --array 0-3 are all the same run"),
         ({"settings": ["rounds=%a"], "array": "0-2"}, "rounds = 0"),
-        *(({"array": array}, f"--array {array}") for array in ("3-1", "1%0", "1%x", "0-4:0", "1,x")),
+        ({"array": "a-b"}, "--array a-b"),
         ({"settings": ["preset=fedavg", "data.source=shards/none"]}, "shards/none"),
     ],
 )
 def test_wrong_jobs_are_rejected(job: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=re.escape(said)):
         ready(**job)
-
-
-def test_arrays_are_read_as_sbatch_does() -> None:
-    assert tasks_of("0-6:3,2,2%5") == [0, 2, 3, 6]
 
 
 @pytest.mark.parametrize(
