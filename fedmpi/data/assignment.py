@@ -6,6 +6,8 @@ returns rows, client after client, and offsets.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -127,13 +129,17 @@ def _dirichlet_owner(
     rounding: np.random.Generator,
 ) -> npt.NDArray[np.int32]:
     owner = np.zeros(len(labels), np.int32)
-    by_class = np.argsort(labels, kind="stable")
-    bounds = offsets_of(np.bincount(labels, minlength=classes))
-    for label in range(classes):
-        members = generator.permutation(by_class[bounds[label] : bounds[label + 1]])
+    for members in _shuffled_classes(labels, classes, generator):
         counts = systematic_counts(generator.dirichlet(np.full(clients, alpha)), len(members), rounding)
         owner[members] = np.repeat(np.arange(clients, dtype=np.int32), counts)
     return owner
+
+
+def _shuffled_classes(labels: Ints, classes: int, generator: np.random.Generator) -> Iterator[Ints]:
+    """The rows of each class in random order; every class is drawn when it is asked for."""
+    by_class = np.argsort(labels, kind="stable")
+    bounds = offsets_of(np.bincount(labels, minlength=classes))
+    return (generator.permutation(by_class[low:high]) for low, high in pairwise(bounds))
 
 
 def systematic_counts(shares: Floats, total: int, generator: np.random.Generator) -> Ints:
@@ -186,10 +192,7 @@ def take_counts(labels: Ints, counts: Ints, generator: np.random.Generator) -> R
     """Random rows for every client with the class counts (N, C) asked for; rows of the surplus stock are left out."""
     clients, classes = counts.shape
     owner = np.full(len(labels), -1, np.int64)
-    by_class = np.argsort(labels, kind="stable")
-    bounds = offsets_of(np.bincount(labels, minlength=classes))
-    for label in range(classes):
-        members = generator.permutation(by_class[bounds[label] : bounds[label + 1]])
+    for label, members in enumerate(_shuffled_classes(labels, classes, generator)):
         owners = np.repeat(np.arange(clients), counts[:, label])
         owner[members[: len(owners)]] = owners
     return group_by_owner(owner, clients, generator)
@@ -209,18 +212,12 @@ def ownership(sizes: Ints, shard_starts: Ints, workers: int) -> Ints:
     units = len(borders) - 1
     busy = min(workers, units)
     before = np.concatenate(([0], np.cumsum(sizes, dtype=np.int64)))[borders]
-    targets = before[-1] * np.arange(busy + 1) / busy
+    middles = (before[1:] + before[:-1]) / 2
+    nearest = np.searchsorted(middles, before[-1] * np.arange(busy + 1) / busy)
     chosen = np.zeros(busy + 1, np.int64)
     chosen[busy] = units
     for worker in range(1, busy):
-        chosen[worker] = np.clip(_nearest(before, targets[worker]), chosen[worker - 1] + 1, units - (busy - worker))
+        chosen[worker] = np.clip(nearest[worker], chosen[worker - 1] + 1, units - (busy - worker))
     boundaries = np.full(workers + 1, clients, np.int64)
     boundaries[: busy + 1] = borders[chosen]
     return boundaries
-
-
-def _nearest(ascending: Ints, target: float) -> int:
-    right = int(np.searchsorted(ascending, target))
-    if right == 0 or (right < len(ascending) and ascending[right] - target < target - ascending[right - 1]):
-        return right
-    return right - 1

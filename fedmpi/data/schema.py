@@ -351,23 +351,17 @@ def wrong_target(targets: AnyArray, description: DataDescription) -> tuple[int, 
     A class must be in 0 … C − 1 (or -1 at a position that is not counted) and the value of a label in 0 … 1. A number
     must be finite in single precision.
     """
-    if not targets.size or targets.dtype.kind == "b":
+    if not targets.size:
         return None
-    least, most = targets.min(), targets.max()
-    if description.counted:
-        first = IGNORED if description.targets == "tokens" else 0
-        if first <= least and most < description.classes:
-            return None
-        right, what = (targets >= first) & (targets < description.classes), f"none of the {description.classes} classes"
-    elif description.targets == "multilabel":
-        if least >= 0 and most <= 1:
-            return None
-        right, what = (targets >= 0) & (targets <= 1), "which is not in 0 to 1"
-    else:
-        largest = np.finfo(np.float32).max
-        if -largest <= least and most <= largest:
-            return None
-        right, what = np.abs(targets) <= largest, "which is no number of single precision"
-    row = int(np.flatnonzero(~right.reshape(len(targets), -1).all(axis=1))[0])
-    value = targets[row][~right[row]][0] if targets.ndim > 1 else targets[row]
-    return row, f"{value}, {what}"
+    largest = float(np.finfo(np.float32).max)
+    low, high, reason = {
+        "classification": (0, description.classes - 1, f"none of the {description.classes} classes"),
+        "tokens": (IGNORED, description.classes - 1, f"none of the {description.classes} classes"),
+        "multilabel": (0, 1, "which is not in 0 to 1"),
+        "regression": (-largest, largest, "which is no number of single precision"),
+    }[description.targets]
+    if low <= targets.min() and targets.max() <= high:
+        return None
+    wrong = ~((targets >= low) & (targets <= high)).reshape(len(targets), -1)
+    row = int(wrong.any(axis=1).argmax())
+    return row, f"{targets[row].reshape(-1)[wrong[row].argmax()]}, {reason}"
