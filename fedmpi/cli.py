@@ -10,6 +10,8 @@ from __future__ import annotations
 import gc
 import sys
 import time
+from contextlib import suppress
+from inspect import unwrap
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +21,8 @@ from rich.text import Text
 import fedmpi
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import named_folder, names_a_file, write_whole
+from fedmpi.common.options import REQUIRED
+from fedmpi.common.registry import components, describe, known_kind, resolve
 from fedmpi.common.terminal import console, paragraph
 from fedmpi.config import Config, config_toml, key_descriptions, load_config, presets
 from fedmpi.config.layers import assignments, dotted, remarks
@@ -80,8 +84,13 @@ def train(
         raise UserError("--resume needs --out RUN, the folder of the run to continue")
     with sources_of(config):
         loaded = _load(config, settings)
-        folder = out or Path("runs") / f"{_run_name(config, loaded)}-{time.strftime('%Y%m%d-%H%M%S')}"
-        return _train(context.obj, loaded, folder, resume)
+        folder = out or _new_folder(config.stem if config is not None else loaded.preset or "run")
+        try:
+            return _train(context.obj, loaded, folder, resume)
+        finally:
+            if out is None:
+                with suppress(OSError):
+                    folder.rmdir()  # if the run was rejected before it wrote anything
 
 
 def _train(interrupt: Interrupt | None, loaded: Config, folder: Path, resume: bool) -> int:
@@ -251,12 +260,17 @@ def list_all_components(
 
     Example: fedmpi components --kind "client sampler"
     """
-    from fedmpi.describe.components import list_components, show_component
-
-    if choice is not None:
-        show_component(choice, kind)
-    else:
-        list_components(kind)
+    one = choice and (describe(choice) if kind is None else resolve(known_kind(kind), choice))
+    for part in [one] if one else components(kind):
+        print(paragraph(f"{part.kind}, chosen by {part.key}", f"{part.name}  "))
+        if part.title:
+            print(paragraph(part.title, "  "))
+        for option in (*part.options, *part.service_options):
+            value = getattr(option.default, "name", option.default)  # the name of a component
+            default = "required" if value is REQUIRED else f"default: {value!r}"
+            print(paragraph(f"{option.name} ({option.type}, {default})  {option.doc}".rstrip(), "    ", " " * 8))
+        module = getattr(unwrap(part.object), "__module__", "?")
+        print(paragraph(str(part.source or module), "  source: "), end="\n\n")
 
 
 @app.command()
@@ -416,5 +430,18 @@ def _load(config: Path | None, settings: list[str] | None) -> Config:
     return loaded if config is None else with_found_shards(config, loaded)
 
 
-def _run_name(path: Path | None, config: Config) -> str:
-    return path.stem if path is not None else config.preset or "run"
+def _new_folder(name: str) -> Path:
+    """Make a folder for a run without --out, on rank 0; two runs that start in one second have different ones."""
+    first = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    if world_rank() not in (0, None):
+        return first  # rank 0 tells its folder
+    folder, number = first, 1
+    while True:
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            number += 1
+            folder = first.with_name(f"{first.name}-{number}")
+        except OSError as error:
+            raise UserError(f"cannot make the folder {folder} ({error.strerror}). Choose one by --out") from error

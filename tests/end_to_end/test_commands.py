@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedmpi import api, presets
-from fedmpi.cli import app
+from fedmpi.cli import _new_folder, app
 from fedmpi.config import Preset
 from fedmpi.config.layers import dotted
 from tests.end_to_end.runs import records
@@ -53,6 +53,16 @@ def test_every_preset_learns_the_digits_by_its_name_alone(preset: Preset, caplog
     messages = [record.message for record in caplog.records if "on the embedded digits" in record.message]
     keys = [f"{key} = {value}" for key, value in dotted(preset.digits).items()]
     assert len(messages) == bool(keys) and all(key in messages[0] for key in keys)
+
+
+def test_runs_without_a_name_that_start_together_have_different_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("time.strftime", lambda form: "now")
+    made = [_new_folder("fedavg") for _ in range(3)]
+    assert [folder.name for folder in made] == ["fedavg-now", "fedavg-now-2", "fedavg-now-3"]
+    assert all(folder.is_dir() for folder in made)
 
 
 def test_config_prints_the_complete_configuration_as_toml(tmp_path: Path):
