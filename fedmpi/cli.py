@@ -434,7 +434,7 @@ def _new_folder(name: str) -> Path:
     """Make a folder for a run without --out, on rank 0; two runs that start in one second have different ones."""
     first = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     if world_rank() not in (0, None):
-        return first  # rank 0 tells its folder
+        return first  # the folder of rank 0 counts
     folder, number = first, 1
     while True:
         try:
