@@ -217,11 +217,6 @@ class ClientSampler:
         kept = [name for name in self.remembers if getattr(self._made, name, None) is not None]
         return {f"{STATE}{name}": state_tensor(self.part, self._made, name) for name in kept}
 
-    @property
-    def never_set(self) -> list[str]:
-        """Names in its `state` without an attribute so far."""
-        return [name for name in self.remembers if not hasattr(self._made, name)]
-
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Restore the state of a checkpoint."""
         for name in self.remembers:

@@ -34,8 +34,6 @@ SIZES = np.array([5, 1, 40, 12, 300, 2, 17])
 """Sizes of the clients on which a data sampler is tried."""
 STREAMS = Streams(13)
 PARTICIPANTS, COORDINATES, STRATA = 9, 40, 3
-LATER = 5
-"""Round before which a component is made again, as after a resume."""
 
 
 def world(clients: int = FEW, round: int = 7, *, away: bool = True, fresh: bool = False) -> View:
@@ -75,15 +73,10 @@ def _draw(sampler: Any, view: View, measures: tuple[str, ...] | None = None) -> 
     return cohort
 
 
-def _cohorts(subject: Subject, resumed: int | None = None) -> list[AnyArray]:
+def _cohorts(subject: Subject) -> list[AnyArray]:
     """Draw cohorts of rounds with and without absent clients, and with one client."""
     sampler, cohorts = _sampler(subject), []
     for t in range(ROUNDS):
-        if t == resumed:
-            missing = next(iter(sampler.never_set), None)
-            demand(missing is None, f"state names {missing!r}, but after {t} rounds there is no such attribute")
-            state, sampler = sampler.state(), _sampler(subject)
-            sampler.load(state)
         cohorts.append(_draw(sampler, world(round=t, away=t % 4 > 0, fresh=t == 0)))
     demand(any(cohort.draws for cohort in cohorts), f"{ROUNDS} rounds with available clients have no participants")
     cohorts.append(_draw(_sampler(subject), world(clients=1, away=False)))
@@ -131,11 +124,10 @@ def _chance(stated: Floats, times: int, draws: int, repeated: bool = False) -> f
     return math.erfc(abs(score) / math.sqrt(2))
 
 
-def _probabilities(subject: Subject, resumed: int | None = None) -> list[AnyArray]:
+def _probabilities(subject: Subject) -> list[AnyArray]:
     """Return each round's availability probabilities (N,)."""
     made, found = subject.made(), []
-    for t in range(2 * LATER):
-        made = subject.made() if t == resumed else made
+    for t in range(ROUNDS):
         found.append(chances(subject.part, made, world(round=t, away=False)))
     return found
 
@@ -148,7 +140,7 @@ def _rows(
     labels = [(np.arange(size) ** 2 // 3 + k) % 4 for k, size in enumerate(SIZES)]  # classes of unequal frequency
     rule = RowRule(subject.part, subject.options, STREAMS, wanted, lambda k: labels[k])
     probability = 1.0 if wanted is None else min(1.0, wanted / total)
-    for round in (0, *range(LATER, 2 * LATER, 2)):
+    for round in (0, *range(5, 10, 2)):
         if rule.pooled:
             parts = pairwise((0, *cuts, total))
             found.append(np.concatenate([rule.positions(round, SIZES, probability, *part) for part in parts]))
@@ -225,20 +217,13 @@ def _combined(subject: Subject, slices: int = 1) -> list[AnyArray]:
     return found
 
 
-RESUMED = Alike(
-    "state survives a checkpoint",
-    ({"resumed": LATER},),
-    "made again as after a resume, it remembers what no checkpoint contains. Let it depend on its arguments, such as "
-    "the numbers that a sampler needs=(…), and name arrays and numbers that it keeps in state = (…)",
-)
 MANY = f"cost with {CLIENTS:,} clients"
 CONTRACTS = {
     "client sampler": Contract(
         _cohorts,
         "valid cohorts",
         "same draw from the same generator",
-        (RESUMED,),
-        (
+        more=(
             (f"inclusion probabilities over {DRAWS:,} draws", stated_inclusion),
             (MANY, lambda s: cost(world, lambda view: _draw(_sampler(s), view))),
         ),
@@ -247,8 +232,7 @@ CONTRACTS = {
         _probabilities,
         "a probability for each client",
         "same probabilities in the same round",
-        (RESUMED,),
-        ((MANY, lambda s: cost(world, lambda view: chances(s.part, s.made(), view))),),
+        more=((MANY, lambda s: cost(world, lambda view: chances(s.part, s.made(), view))),),
     ),
     "data sampler": Contract(
         _rows,

@@ -30,8 +30,8 @@ from fedmpi.tasks.metrics import Metric, MetricTally
 from fedmpi.testing.check import Alike, CheckFailed, Contract, Subject, demand
 from fedmpi.updates.compression import Transport
 
-POPULATION, ROUNDS, SAVED, STEPS = 6, 6, 3, 4
-"""N, rounds, the round before which a component is made again, and a client's steps."""
+POPULATION, ROUNDS, STEPS = 6, 6, 4
+"""N, rounds, and a client's steps."""
 SAMPLES, POSITIONS, CLASSES = 24, 4, 5
 MODEL_SAMPLES = 6
 DESCRIPTIONS = (
@@ -50,7 +50,7 @@ def _rates(subject: Subject) -> list[AnyArray]:
     return [np.asarray([rate(subject.part, schedule, 0.1, t, 20) for t in range(20)])]
 
 
-def _updates(subject: Subject, resumed: int | None = None) -> list[AnyArray]:
+def _updates(subject: Subject) -> list[AnyArray]:
     """Run rounds of clients with different parabolas as losses; return the updates (d,) for the server optimizer."""
     model, rule = FlatModel(build("mlp", {"hidden": [3]}, DESCRIPTIONS[-1], 5)), LocalRule(lr=0.1)
     d, hooks = model.size, Hooks(subject.part, subject.made(), model, Streams(0), POPULATION)
@@ -59,10 +59,6 @@ def _updates(subject: Subject, resumed: int | None = None) -> list[AnyArray]:
     w, found = torch.full((d,), 0.1), []
     curvature = 0.5 + torch.arange(d) / d
     for t in range(ROUNDS):
-        if t == resumed:
-            before, hooks = hooks, Hooks(subject.part, subject.made(), model, Streams(0), POPULATION)
-            hooks.load_server(before.server_tensors())
-            hooks.state = before.state
         sums = {name: FloatSum(torch.zeros(d)) for name in hooks.sums}
         hooks.begin(t, w, sums)
         clients = sorted({t % POPULATION, (t * 2 + 1) % POPULATION, (t + 3) % POPULATION})
@@ -82,14 +78,10 @@ def _updates(subject: Subject, resumed: int | None = None) -> list[AnyArray]:
     return found
 
 
-def _models(subject: Subject, resumed: int | None = None) -> list[AnyArray]:
+def _models(subject: Subject) -> list[AnyArray]:
     """Return the models (d,) after each of some updates."""
     optimizer, w, found = ServerOptimizer(subject.part, subject.options), torch.full((12,), 0.1), []
     for t in range(ROUNDS):
-        if t == resumed:
-            state = optimizer.state()
-            optimizer = ServerOptimizer(subject.part, subject.options)
-            optimizer.load(state, t)
         before = w.clone()
         optimizer.step(w, torch.cos(torch.arange(12) * (t + 1.0)) / (t + 2))
         demand(not torch.equal(w, before), "an update that is not 0 left the model unchanged")
@@ -211,27 +203,15 @@ def _source_digest(subject: Subject) -> list[AnyArray]:
     return [np.frombuffer(bytes.fromhex(store.manifest.train[0].sha256), np.uint8)]
 
 
-RESUMED = Alike(
-    "state survives a checkpoint",
-    ({"resumed": SAVED},),
-    "made again as after a resume, it remembers what no checkpoint contains. Name it in client_state, server_state, or "
-    "the state of an optimizer",
-)
-
-
 def _alone(name: str, samples: int, tolerance: float) -> Alike:
     problem = "compute the results of a sample from that sample only"
     return Alike(name, ({"batches": (1,) * samples},), problem, tolerance)
 
 
 CONTRACTS = {
-    "local algorithm": Contract(
-        _updates, "names and shapes as declared", "same result from the same work", alike=(RESUMED,)
-    ),
+    "local algorithm": Contract(_updates, "names and shapes as declared", "same result from the same work"),
     "schedule": Contract(_rates, "a rate of at least 0 in every round", "same rates in the same rounds"),
-    "server optimizer": Contract(
-        _models, "finite models of the same shape", "same step from the same update", alike=(RESUMED,)
-    ),
+    "server optimizer": Contract(_models, "finite models of the same shape", "same step from the same update"),
     "compressor": Contract(_received, "an update of the same shape arrives", "same update from the same generator"),
     "loss": Contract(
         _losses,

@@ -32,11 +32,6 @@ class Remembers(ForgetsOnResume):
 
 
 @client_sampler
-class Misremembers(ForgetsOnResume):
-    state = ("turns",)
-
-
-@client_sampler
 def by_processes(view) -> Cohort:
     return Cohort(np.sort(np.roll(view.available, -processes())[: view.count]))
 
@@ -91,28 +86,6 @@ def points(*, count: int = 60) -> dict:
     return {"x": np.arange(2.0 * count).reshape(count, 2), "y": rows % 3, "user": rows // 9}
 
 
-class RememberingForItself(LocalAlgorithm):
-    """SCAFFOLD whose client variates no checkpoint contains."""
-
-    server_state = ("c",)
-    sums = ("dc",)
-
-    def __init__(self) -> None:
-        self.variates: dict[int, Tensor] = {}
-
-    def correction(self, client, server, generator) -> Tensor:
-        return server.c - self.variates.get(client.index, torch.zeros_like(server.c))
-
-    def finish(self, client, server, work, generator) -> dict[str, Tensor]:
-        before = self.variates.get(client.index, torch.zeros_like(server.c))
-        self.variates[client.index] = before - server.c - work.delta / (work.steps * work.lr)
-        return {"dc": self.variates[client.index] - before}
-
-    def server_step(self, server, update, sums, totals, generator) -> Tensor:
-        server.c = server.c + sums["dc"] / totals.population
-        return update
-
-
 class NoisyAlgorithm(LocalAlgorithm):
     def correction(self, client, server, generator) -> Tensor:
         return 0.01 * torch.randn_like(server.model)
@@ -127,13 +100,6 @@ class NearlyNamed(LocalAlgorithm):
     def __init__(self, *, number: int = 3) -> None:
         self.number = number
         self.proximal = 0.1
-
-
-class WellNamed(LocalAlgorithm):
-    def __init__(self, *, number: int = 3) -> None:
-        self.number = number
-        self._proximal = 0.1
-        self.rate = 0.5
 
 
 class OneName(LocalAlgorithm):
@@ -164,14 +130,9 @@ class Counting:
         w.add_(update if self.rounds < 3 else update / self.rounds)
 
 
-@server_optimizer
-class Forgetful(Counting):
-    state = ()
-
-
 class Steps:
     def __init__(self, parameters, lr) -> None:
-        self.parameters, self.lr, self.kept = list(parameters), lr, []
+        self.parameters, self.lr = list(parameters), lr
 
     def step(self) -> None:
         for parameter in self.parameters:
@@ -179,15 +140,6 @@ class Steps:
 
     def chosen(self, gradient: Tensor) -> Tensor:
         return gradient
-
-
-class EverySecond(Steps):
-    def step(self) -> None:
-        self.kept.append([parameter.grad.clone() for parameter in self.parameters])
-        if len(self.kept) == 2:
-            for parameter, *both in zip(self.parameters, *self.kept, strict=True):
-                parameter.data -= self.lr * sum(both) / 2
-            self.kept = []
 
 
 class Accumulating(Steps):
@@ -201,12 +153,3 @@ class Accumulating(Steps):
 class Jumping(Steps):
     def chosen(self, gradient: Tensor) -> Tensor:
         return gradient * torch.rand(())
-
-
-class Tiring:
-    def __init__(self) -> None:
-        self.asked = 0
-
-    def __call__(self, view) -> np.ndarray:
-        self.asked += 1
-        return np.full(len(view.sizes), 1 / self.asked)
