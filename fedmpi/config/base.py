@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import numpy as np
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     Field,
@@ -29,32 +28,14 @@ ALTERNATIVES = (("clients.count", "clients.fraction"), ("local.epochs", "local.s
 """Pairs of keys with the same meaning. Only one of each pair is set."""
 
 
-def limits(least: float, most: float, why: str) -> AfterValidator:
-    """Return bounds of a number, with the reason for the error message; zero is accepted."""
-
-    def within(value: Any) -> Any:
-        if value and not least <= value <= most:
-            bound = f"at least {_number(least)}" if value < least else f"at most {_number(most)}"
-            raise ValueError(f"{bound} is possible: {why}")
-        return value
-
-    return AfterValidator(within)
-
-
-def _number(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
-
-
-SINGLE = limits(1e-30, 1e30, "products of larger or smaller numbers leave the range of single precision")
-EXACT = limits(0, 2**53, "records and sums do not distinguish larger whole numbers")
-PLANNED = limits(0, 10**6, "a client's batches are planned before it trains")
-
-Count = Annotated[int, Field(ge=1), EXACT]
-WholeOrZero = Annotated[int, Field(ge=0), EXACT]
-Probability = Annotated[float, Field(gt=0, le=1), SINGLE]
+Count = Annotated[int, Field(ge=1, le=2**53)]
+"""Records and sums do not distinguish larger whole numbers."""
+WholeOrZero = Annotated[int, Field(ge=0, le=2**53)]
+Probability = Annotated[float, Field(gt=0, le=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), SINGLE]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), SINGLE]
+Positive = Annotated[float, Field(gt=0, le=1e30)]
+"""Products of larger numbers leave the range of single precision."""
+NonNegative = Annotated[float, Field(ge=0, le=1e30)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 

@@ -11,7 +11,6 @@ from fedmpi.common.options import OWN, not_with, only_with
 from fedmpi.common.registry import DIGITS, SOURCE, Chosen
 from fedmpi.common.task_kinds import KINDS
 from fedmpi.config.base import (
-    PLANNED,
     Count,
     NonNegative,
     Positive,
@@ -20,7 +19,6 @@ from fedmpi.config.base import (
     Table,
     chooses,
     chooses_several,
-    limits,
 )
 
 BERNOULLI = only_with("samples.sampler", "bernoulli")
@@ -43,7 +41,7 @@ class DataTable(Table):
 class LoraTable(Table):
     """Small matrices that are trained instead of a model's parameters."""
 
-    rank: Annotated[Count, limits(1, 65_536, "no layer is that wide")] = 4
+    rank: Annotated[Count, Field(le=65_536)] = 4
     """r, rows of A and columns of B."""
     alpha: Positive = 8.0
     """α: what the matrices add is multiplied by α / r."""
@@ -114,8 +112,7 @@ class ClientsTable(Table):
     """Probability that a selected client's update is lost after training."""
     over_selection: Annotated[
         float,
-        Field(ge=1, allow_inf_nan=False),
-        limits(0, 1e6, "no larger share of the clients can be selected"),
+        Field(ge=1, le=1e6),
         not_with("devices", None),
     ] = 1.0
     """Invite this many times the clients needed and take the first updates to arrive on the simulated clock (any of
@@ -131,7 +128,7 @@ class SizeTable(Table):
     """Estimation of the total size by the server: exactly, or from ε-LDP answers."""
     epsilon: Annotated[
         Positive,
-        limits(1e-6, 500.0, "below, answers say nothing of the sizes; above they reveal them (estimate = exact)"),
+        Field(ge=1e-6, le=500),
         PRIVATE,
     ] = 3.0
     """ε of one client's size answer."""
@@ -171,9 +168,9 @@ class LocalTable(Table):
     schedule: Annotated[Chosen, chooses("schedule", "constant")] = Chosen("schedule", "constant")
     """constant; inverse: η/(1 + t); cosine to zero over all rounds; step: times `factor` every `every` rounds; or a
     custom "package.module:function": (lr, round, rounds) -> the round's learning rate."""
-    epochs: Annotated[Count, limits(0, 10**5, "a client's batches are laid out before it trains")] | None = None
+    epochs: Annotated[Count, Field(le=10**5)] | None = None
     """E, passes over the local data. Give this or `steps`; default 1 epoch."""
-    steps: Annotated[Count, PLANNED] | None = None
+    steps: Annotated[Count, Field(le=10**6)] | None = None
     """Number of local steps, each on freshly drawn rows."""
     batch_size: Count | Literal["all"] = 10
     """B, or "all": the whole (sampled) local set as one batch."""

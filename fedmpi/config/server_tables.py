@@ -19,7 +19,6 @@ from fedmpi.config.base import (
     Variants,
     WholeOrZero,
     chooses,
-    limits,
     switch,
 )
 
@@ -30,8 +29,6 @@ def _viewed(value: Any) -> Any:
         return value
     raise ValueError('give "all", "participants", or how many clients (1 or more)')
 
-
-SPREAD = limits(0, 50, "rates of devices would differ by hundreds of orders of magnitude")
 
 WEIGHED_BY_SIZE = only_with("server.weights", "samples", "normalized", "unbiased", "literal")
 WARPED = only_with("mode", "virtual")
@@ -51,7 +48,7 @@ class Mediators(Table):
     name: Literal["mediators"] = "mediators"
     clients_per_mediator: Count = 10
     """γ, the size of the largest group."""
-    epochs: Annotated[Count, limits(0, 10_000, "every visit of a round is planned before it begins")] = 1
+    epochs: Annotated[Count, Field(le=10_000)] = 1
     """E_m, number of visits of a mediator's model to its clients in a round."""
     regroup: Literal["once", "every-round"] = "every-round"
     """once: group all clients once, and in every round the available ones of a group share a mediator (needs
@@ -81,11 +78,11 @@ class RebalanceTable(Table):
     `python -m data_prep.augment` and holds them."""
     weights: Annotated[Literal["augmented", "original"], WEIGHED_BY_SIZE] = "augmented"
     """The n_k of the aggregation weights: samples with their copies, or without."""
-    rotation: Annotated[NonNegative, limits(0, 180, "a half turn to either side reaches every angle"), WARPED] = 15.0
+    rotation: Annotated[NonNegative, Field(le=180), WARPED] = 15.0
     """Copies are rotated by up to this angle, in degrees, to either side."""
     shear: Annotated[float, Field(ge=0, lt=90), WARPED] = 10.0
     """Largest angle of the shear, in degrees."""
-    shift: Annotated[NonNegative, limits(0, 1, "a shift by the whole side leaves nothing of the image"), WARPED] = 0.1
+    shift: Annotated[NonNegative, Field(le=1), WARPED] = 0.1
     """Largest shift along each axis, as a share of the image's height or width."""
     zoom: Annotated[Decay, WARPED] = 0.1
     """Each axis is sampled with a factor in [1 − zoom, 1 + zoom]."""
@@ -146,7 +143,7 @@ class LognormalRate(Table):
     name: Literal["lognormal"] = "lognormal"
     median: Positive | None = None
     """Median of the rates per second."""
-    sigma: Annotated[NonNegative, SPREAD] = 1.0
+    sigma: Annotated[float, Field(ge=0, le=50)] = 1.0
     """Standard deviation of the logarithm of the rate."""
 
 
@@ -189,12 +186,10 @@ class PrivacyTable(Table):
     clip_norm: Positive | None = None
     """C: clip every client's update to this Euclidean norm. Their sum is divided by the planned number of participants
     (N with clients.sampler = "all"), whichever are available and return. Unset = no privacy of updates."""
-    noise_multiplier: Annotated[
-        NonNegative, limits(1e-6, 1e6, "less hides nothing (0 says so), more leaves nothing of the updates"), CLIPPED
-    ] = 0.0
+    noise_multiplier: Annotated[NonNegative, Field(le=1e6), CLIPPED] = 0.0
     """σ: Gaussian noise of standard deviation σ · clip_norm is added to the sum of the clipped updates. The ε reported
     is that of replacing one client's data, which moves the sum by up to 2 · clip_norm. 0 = no noise, no ε."""
-    delta: Annotated[float, Field(gt=0, lt=1), limits(1e-100, 1, "no account is that fine"), CLIPPED] = 1e-5
+    delta: Annotated[float, Field(ge=1e-100, lt=1), CLIPPED] = 1e-5
     """δ at which the ε spent so far is reported; well below one over the number of clients to mean anything."""
 
 
@@ -203,10 +198,10 @@ class ClusterTable(Table):
 
     device: str = "auto"
     """auto (a GPU per rank where there are some), cpu, cuda, cuda:1, …; of one kind on all ranks."""
-    threads: Annotated[int, Field(ge=0), limits(0, 1024, "no node has as many cores for one rank")] = 0
+    threads: Annotated[int, Field(ge=0, le=1024)] = 0
     """Threads of one rank. 0 = the node's cores (those that the job may use) divided by its ranks, and one where a step
     is too small for more. Name it where two runs shall agree in their last bits; with server.exact it is one."""
-    stall_timeout: Annotated[NonNegative, limits(0, 10**7, "ten million seconds are four months")] = 3600.0
+    stall_timeout: Annotated[NonNegative, Field(le=10**7)] = 3600.0
     """Seconds without a finished round after which a rank of several prints where each of its threads is and ends the
     job with exit code 1; --resume continues from the last checkpoint. Loading the data counts as a round. 0 = never."""
     server_trains: Literal["auto", "never", "always"] = "auto"
@@ -222,7 +217,7 @@ class ClusterTable(Table):
     """Assignment of a shared cohort to the ranks. planned: equal samples and steps; measured: the speed of
     every worker is learned from the seconds of past rounds. Two runs with "measured" agree only up to
     floating-point rounding, since other workers may train other clients. With server.exact they agree bit for bit."""
-    state_memory: Annotated[NonNegative, limits(0, 10**6, "a pebibyte is more than any node has")] = 2.0
+    state_memory: Annotated[NonNegative, Field(le=10**6)] = 2.0
     """GiB of each rank's memory for what local.algorithm keeps of its clients; more goes to a temporary file in the run
     folder, or without one in the system's folder for temporary files."""
     reduction: Literal["auto", "window", "allreduce", "device"] = "auto"
@@ -251,7 +246,7 @@ class EvaluationTable(Table):
     or without any their training rows. Unset = none."""
     clients_every: Annotated[Count, VIEWING] = 10
     """Rounds between two evaluations on clients (they are always evaluated after the last round)."""
-    fine_tune: Annotated[int, Field(ge=0), limits(0, 10_000, "every epoch is planned before it begins"), VIEWING] = 0
+    fine_tune: Annotated[int, Field(ge=0, le=10_000), VIEWING] = 0
     """E: also evaluate a model of each such client's own, trained for E epochs from the global one on its training rows
     with the run's local settings; nothing of it flows back. 0 = no."""
 

@@ -13,7 +13,7 @@ from pydantic import Field
 from fedmpi.common.calling import calling
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import MARKS, Chosen, Component
-from fedmpi.config.base import Count, Table, chooses, limits
+from fedmpi.config.base import Count, Table, chooses
 from fedmpi.config.client_tables import ClientsTable, DataTable, LocalTable, Model, SamplesTable, TaskTable
 from fedmpi.config.server_tables import (
     Attack,
@@ -40,7 +40,7 @@ class ConfigTables(Table):
     """A published method that chooses the components below. The file and --set override it."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Every random number of the run follows from it."""
-    rounds: Annotated[Count, limits(0, 99_999_999, "checkpoints number rounds with eight digits")] = 50
+    rounds: Annotated[Count, Field(le=99_999_999)] = 50
     """T, the number of rounds."""
     data: DataTable = DataTable()
     model: Model = Chosen("model", "mlp")
