@@ -191,7 +191,7 @@ def test_every_key_is_described():
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("rounds", True), ("local.batch_size", True), ("server.optimizer.lr", False), ("data.verify", 1)]
+    ("key", "value"), [("rounds", True), ("local.batch_size", True), ("server.optimizer.lr", True), ("data.verify", 1)]
 )
 def test_true_is_no_number_and_no_number_is_true(key: str, value: Any) -> None:
     words = "give a number, not true or false" if isinstance(value, bool) else "give true or false, not a number"

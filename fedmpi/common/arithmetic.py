@@ -6,9 +6,10 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
+import numpy as np
 import torch
 
-from fedmpi.common.calling import kept_generators, kept_settings
+from fedmpi.common.calling import kept_generators
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 FIXED_WORKSPACE = ":4096:8"
@@ -50,13 +51,14 @@ def _without_tf32() -> None:
 def process_as_before() -> Iterator[None]:
     """Give torch's modes of a fresh process within the context. Afterwards, even after an error, the process computes
     and draws as if nothing had run."""
+    errors, dtype = np.geterr(), torch.get_default_dtype()
     threads, debug_mode = torch.get_num_threads(), torch.get_deterministic_debug_mode()
     filling = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     cudnn = torch.backends.cudnn
     convolutions = cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32
     products, workspace = torch.get_float32_matmul_precision(), os.environ.get(WORKSPACE)
     try:
-        with fresh_modes(), kept_generators(), kept_settings():
+        with fresh_modes(), kept_generators():
             torch.set_default_dtype(torch.float32)
             yield
     finally:
@@ -67,6 +69,8 @@ def process_as_before() -> Iterator[None]:
         torch.utils.deterministic.fill_uninitialized_memory = filling  # type: ignore[attr-defined]
         torch.set_deterministic_debug_mode(debug_mode)
         torch.set_num_threads(threads)
+        torch.set_default_dtype(dtype)
+        np.seterr(**errors)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from fedmpi.common.errors import ClientFailure, ComponentFailure, UserError, raised
-from fedmpi.common.imports import as_written, innermost
+from fedmpi.common.imports import innermost
 from fedmpi.common.registry import Component
 from fedmpi.common.types import AnyArray
 
@@ -32,7 +32,7 @@ log = logging.getLogger("fedmpi")
 WATCHED_CALLS = 100
 """Number of calls of a component in which draws from global generators are detected; more would cost too much."""
 
-GeneratorStates = dict[str, object]
+GeneratorStates = dict[str, Any]
 
 _calls: WeakKeyDictionary[Component, int] = WeakKeyDictionary()
 
@@ -50,7 +50,7 @@ def calling(part: Component, round: int | None = None, client: int | None = None
         return
     states = generator_states()
     try:
-        with kept_settings(), naming(part, round, client):
+        with naming(part, round, client):
             yield
         _warn_of_draws(part, states)
     finally:
@@ -82,20 +82,6 @@ def during(round: int) -> Iterator[None]:
         yield
     except ComponentFailure as failure:
         raise failure.during(round) from failure.__cause__
-
-
-@contextmanager
-def kept_settings() -> Iterator[None]:
-    """Restore numpy's handling of errors, torch's default type, and the recording of gradients after the context."""
-    errors, torch = np.geterr(), sys.modules.get("torch")
-    kept = None if torch is None else (torch.get_default_dtype(), torch.is_grad_enabled())
-    try:
-        yield
-    finally:
-        np.seterr(**errors)
-        if torch is not None and kept is not None and kept != (torch.get_default_dtype(), torch.is_grad_enabled()):
-            torch.set_default_dtype(kept[0])
-            torch.set_grad_enabled(kept[1])
 
 
 def takes(part: Component, called: Any, *parameters: str, method: str = "") -> None:
@@ -225,7 +211,7 @@ def _definition(part: Component) -> str:
     if part.source is None:
         return ""
     try:
-        return f"{part.source}:{max(1, inspect.getsourcelines(inspect.unwrap(as_written(part.object)))[1])}"
+        return f"{part.source}:{max(1, inspect.getsourcelines(inspect.unwrap(part.object))[1])}"
     except (OSError, TypeError, ValueError):
         return str(part.source)
 
@@ -253,16 +239,16 @@ def generator_states() -> GeneratorStates:
     states: GeneratorStates = {"random": random.getstate(), "numpy": np.random.get_state()}  # noqa: NPY002
     torch = sys.modules.get("torch")
     if torch is not None:
-        states["torch"] = torch.default_generator.get_state()
+        states["torch"] = (torch.default_generator.get_state(),)
         if torch.cuda.is_initialized():
             states["torch on the GPU"] = torch.cuda.get_rng_state_all()
     return states
 
 
-_SET: dict[str, Callable[[object], object]] = {
-    "random": lambda state: random.setstate(state),  # type: ignore[arg-type]
-    "numpy": lambda state: np.random.set_state(state),  # type: ignore[arg-type]  # noqa: NPY002
-    "torch": lambda state: sys.modules["torch"].default_generator.set_state(state),
+_SET: dict[str, Callable[[Any], object]] = {
+    "random": random.setstate,
+    "numpy": np.random.set_state,
+    "torch": lambda state: sys.modules["torch"].default_generator.set_state(state[0]),
     "torch on the GPU": lambda state: sys.modules["torch"].cuda.set_rng_state_all(state),
 }
 
@@ -276,7 +262,7 @@ def put_back(states: GeneratorStates) -> None:
 def drawn_from(before: GeneratorStates) -> list[str]:
     """Return the generators that were drawn from, or seeded, since these states."""
     after = generator_states()
-    return [name for name in before if name in after and not _equal(before[name], after[name])]
+    return [name for name in before if name in after and not all(map(np.array_equal, before[name], after[name]))]
 
 
 def seed_generators(seed: int) -> None:
@@ -298,15 +284,3 @@ def kept_generators() -> Iterator[None]:
         yield
     finally:
         put_back(states)
-
-
-def _equal(one: object, other: object) -> bool:
-    if isinstance(one, tuple | list) and isinstance(other, tuple | list):
-        return len(one) == len(other) and all(map(_equal, one, other))
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
-    if isinstance(one, np.ndarray):
-        return bool(np.array_equal(one, other))  # type: ignore[arg-type]
-    if hasattr(one, "equal"):
-        return bool(one.equal(other))
-    return one == other

@@ -36,23 +36,11 @@ def shown(value: Any, written: Callable[[Any], str] = str) -> str:
 
 
 def raised(error: BaseException) -> str:
-    """Return the type and text of an exception on one line; the text of some exceptions cannot be read.
-
-    If one of fedmpi's own objects lacks an attribute, the existing attributes are listed.
-    """
+    """Return the type and text of an exception on one line; the text of some exceptions cannot be read."""
     try:
-        return on_one_line(f"{type(error).__name__}: {error}{_attributes(error)}")
+        return on_one_line(f"{type(error).__name__}: {error}")
     except Exception as failed:
         return f"{type(error).__name__}, which cannot be written ({type(failed).__name__})"
-
-
-def _attributes(error: BaseException) -> str:
-    """Return the existing attributes of an object of fedmpi that lacks one; "" for other errors."""
-    if not isinstance(error, AttributeError) or type(error.obj).__module__.partition(".")[0] != "fedmpi":
-        return ""
-    if str(error) != f"{type(error.obj).__name__!r} object has no attribute {error.name!r}":
-        return ""  # its own text, or that of a property within which something was not found
-    return f" (it has {', '.join(name for name in dir(error.obj) if not name.startswith('_'))})"
 
 
 class RunFailure(UserError):

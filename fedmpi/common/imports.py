@@ -11,7 +11,6 @@ import sysconfig
 import traceback
 from collections.abc import Iterable
 from difflib import get_close_matches
-from functools import partial
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -87,21 +86,14 @@ def load(path: str, key: str) -> Any:
 
 
 def object_name(chosen: Any) -> str:
-    """Return "module:object" of a function or class, of a partial's function, or of an instance's class."""
-    chosen = as_written(chosen)
+    """Return "module:object" of a function or class, or of an instance's class."""
     named = chosen if hasattr(chosen, "__qualname__") and hasattr(chosen, "__module__") else type(chosen)
     return f"{named.__module__}:{named.__qualname__}"
 
 
-def as_written(chosen: Any) -> Any:
-    """Return the function or class as its author wrote it, possibly decorated; of a partial, its function."""
-    return chosen.func if isinstance(chosen, partial) else chosen
-
-
 def own_text(chosen: Any) -> str:
     """Return the source text of a function, a class or an object's class; "" if it is not available."""
-    written = as_written(chosen)
-    named = written if hasattr(written, "__qualname__") else type(written)
+    named = chosen if hasattr(chosen, "__qualname__") else type(chosen)
     try:
         return inspect.getsource(named)
     except (OSError, TypeError, SyntaxError):
@@ -125,20 +117,15 @@ def innermost(frames: Iterable[traceback.FrameSummary], source: Path | None = No
 
 
 def holds_values(chosen: Any) -> bool:
-    """Check whether a choice has values that its name does not restore: an object, a partial, a function in one."""
-    if isinstance(chosen, partial | MethodType):
-        return True
-    if not hasattr(chosen, "__qualname__") or not hasattr(chosen, "__module__"):
+    """Check whether a choice has values that its name does not restore: an object, a method, a function in one."""
+    if isinstance(chosen, MethodType) or not hasattr(chosen, "__qualname__") or not hasattr(chosen, "__module__"):
         return True
     return bool(getattr(chosen, "__closure__", None)) and not found_by_name(chosen)
 
 
 def found_by_name(chosen: Any) -> bool:
     """Check whether the name of a function leads to it (that of a lambda does not); for objects, their class counts."""
-    written = as_written(chosen)
-    if not hasattr(written, "__code__"):
-        return True
-    return _within(sys.modules.get(written.__module__), written.__qualname__) is written
+    return not hasattr(chosen, "__code__") or _within(sys.modules.get(chosen.__module__), chosen.__qualname__) is chosen
 
 
 def _within(module: Any, name: str) -> Any:

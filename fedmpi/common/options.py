@@ -13,8 +13,7 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
-from types import SimpleNamespace, UnionType
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import numpy as np
@@ -24,12 +23,14 @@ from pydantic import (
     Field,
     PydanticUserError,
     TypeAdapter,
-    ValidationInfo,
+    ValidatorFunctionWrapHandler,
     create_model,
     field_validator,
 )
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
+
+NUMBERS = (int, float, np.number, np.bool_)
 
 
 class Table(BaseModel):
@@ -39,13 +40,17 @@ class Table(BaseModel):
         extra="forbid", frozen=True, use_attribute_docstrings=True, strict=False, arbitrary_types_allowed=True
     )
 
-    @field_validator("*", mode="before")
+    @field_validator("*", mode="wrap")
     @classmethod
-    def _no_truth_for_numbers(cls, value: Any, info: ValidationInfo) -> Any:
+    def _no_truth_for_numbers(cls, value: Any, validated: ValidatorFunctionWrapHandler) -> Any:
         """Reject true for 1, and 1 for true."""
-        if info.field_name is not None and (reason := mistaken(cls.model_fields[info.field_name].annotation, value)):
-            raise ValueError(reason)
-        return value
+        found = validated(value)
+        truths = [isinstance(one, bool | np.bool_) for one in (value, found) if isinstance(one, NUMBERS)]
+        if truths == [True, False]:
+            raise ValueError("give a number, not true or false")
+        if truths == [False, True]:
+            raise ValueError("give true or false, not a number")
+        return found
 
 
 class OpenTable(Table):
@@ -232,7 +237,6 @@ def positional(found: Any) -> dict[str, bool]:
 
 def _annotations(found: Any) -> dict[str, Any]:
     """Return the types of the parameters as objects, without those that cannot be resolved."""
-    found = found.func if isinstance(found, partial) else found
     written = found.__init__ if inspect.isclass(found) else found
     names = getattr(inspect.unwrap(written), "__globals__", {})
     types: dict[str, Any] = {}
@@ -245,7 +249,6 @@ def _annotations(found: Any) -> dict[str, Any]:
 
 def docstring(found: Any) -> str:
     """Return the docstring without its indentation; "" if there is none."""
-    found = found.func if isinstance(found, partial) else found
     return inspect.cleandoc(getattr(found, "__doc__", None) or "")
 
 
@@ -296,27 +299,3 @@ def _type_text(annotation: Any) -> str:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel) and names_of(annotation):
         return " | ".join(map(repr, names_of(annotation)))
     return annotation.__name__ if isinstance(annotation, type) and not typing.get_args(annotation) else str(annotation)
-
-
-def mistaken(annotation: Any, value: Any) -> str:
-    """Return the value to use instead of true or false for a number, or of a number for them; "" if it is correct."""
-    kinds = set(_alternatives(annotation))
-    if isinstance(value, bool | np.bool_):
-        return "give a number, not true or false" if kinds & {int, float} and bool not in kinds else ""
-    if isinstance(value, int | float | np.number):
-        return "give true or false, not a number" if bool in kinds and not kinds & {int, float, Any} else ""
-    return ""
-
-
-def _alternatives(annotation: Any) -> Iterator[Any]:
-    """Yield the alternatives of a union type, or the types of the values of a Literal."""
-    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is typing.Annotated:
-        yield from _alternatives(inner[0])
-    elif origin in (typing.Union, UnionType):
-        for choice in inner:
-            yield from _alternatives(choice)
-    elif origin is typing.Literal:
-        yield from map(type, inner)
-    elif isinstance(annotation, typing.Hashable):
-        yield annotation

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from fedmpi.common.errors import UserError, shown
-from fedmpi.common.imports import OBJECT, as_written, holds_values, load, object_name, own_text
+from fedmpi.common.imports import OBJECT, holds_values, load, object_name, own_text
 from fedmpi.common.options import (
     OpenTable,
     Option,
@@ -245,9 +245,8 @@ class Chosen:
         choice = table.pop("name", default)
         if isinstance(choice, Path):
             choice = str(choice)
-        elif isinstance(choice, partial) and not choice.args:
-            bound: partial[Any] = choice
-            choice, table = bound.func, {**bound.keywords, **table}
+        elif isinstance(choice, partial):
+            raise ValueError("give a table with the function as name and its options instead of functools.partial")
         if kind == SOURCE and is_digits(choice):
             named = _options_in_name(choice)
             if twice := sorted(named.keys() & table.keys()):
@@ -360,7 +359,7 @@ def describe(choice: Any) -> Component:
             raise UserError(f"there is no component {choice!r}: {hint}")
         raise UserError(f'{choice!r} names a {" and a ".join(kinds)}: say which, as with --kind "{kinds[0]}"')
     found = load(choice, "component") if isinstance(choice, str) else choice
-    kind = getattr(as_written(found), MARKS, {}).get("kind")
+    kind = getattr(found, MARKS, {}).get("kind")
     if kind is None:
         raise UserError(
             f"{choice!r} does not say what kind of component it is. Name its kind with --kind (one of "
@@ -432,7 +431,7 @@ def _built_in_component(kind: str, name: str, found: Any) -> Component:
 
 
 def _component(kind: str, name: str, found: Any) -> Component:
-    marks = dict(getattr(as_written(found), MARKS, {}))
+    marks = dict(getattr(found, MARKS, {}))
     own = marks.pop("kind", kind)
     marks.pop("name", None)
     if own != kind:

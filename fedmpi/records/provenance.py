@@ -32,7 +32,7 @@ import numpy as np
 import fedmpi
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import make_folder, read_plain, write_whole
-from fedmpi.common.imports import INSTALLED, as_written, found_by_name, own_text
+from fedmpi.common.imports import INSTALLED, found_by_name, own_text
 from fedmpi.common.registry import KINDS, SOURCE, Component, in_memory, is_digits, resolve
 from fedmpi.config import Config, config_toml
 from fedmpi.config.keys import components_of
@@ -203,7 +203,7 @@ def keep_sources(run: Path, sources: dict[str, bytes], resumed: bool) -> None:
 
 def _reached(part: Component) -> dict[str, Path]:
     """Return files by module name: the component's module, its packages, and the user's modules that they import."""
-    written = as_written(part.object)
+    written = part.object
     waiting, found = [getattr(written, "__module__", type(written).__module__)], {}
     while waiting:
         name = waiting.pop()

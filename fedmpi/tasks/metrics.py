@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedmpi.common.calling import calling, refuse_result
-from fedmpi.common.imports import Later, as_written
+from fedmpi.common.imports import Later
 from fedmpi.common.registry import Component, register
 from fedmpi.common.task_kinds import CLASSIFICATION, TaskKind
 
@@ -175,7 +175,7 @@ class Metric:
 
     def numbers(self, sums: Sums, samples: int) -> dict[str, float]:
         """Return the recorded numbers from the sums over all samples; NaN without samples."""
-        own = getattr(as_written(self._metric), "result", None)
+        own = getattr(getattr(self._metric, "func", self._metric), "result", None)
         if own is None:
             if arrays := [name for name, value in sums.items() if value.dim()]:
                 problem = f"returned {arrays[0]!r} as an array: return single numbers, or write a class with "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import linecache
 import logging
-from functools import partial
 from typing import Any
 
 import pytest
@@ -38,6 +37,6 @@ def test_a_function_that_holds_lambdas_is_kept_as_it_is() -> None:
 
 def test_a_built_in_component_that_is_given_has_no_copy(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "fedmpi"):
-        for loss in (label_smoothing, partial(label_smoothing, smoothing=0.2)):
+        for loss in (label_smoothing, {"name": label_smoothing, "smoothing": 0.2}):
             assert part_sources(fedmpi.Config(task={"loss": loss}, clients={"count": 4})) == {}
     assert not caplog.records

@@ -126,7 +126,6 @@ BAD = [
     ("client sampler", by_size, STATED, "states the inclusion probability 0.3"),
     ("client sampler", lambda view: Cohort(np.arange(view.count)), "valid cohorts", "client 3, .* view.available"),
     ("client sampler", lambda view: Cohort(view.available[:0]), "valid cohorts", "no participants"),
-    ("client sampler", lambda view: Cohort(view.members), "valid cohorts", "'members' .it has age, available"),
     (
         "client sampler",
         lambda view: Cohort(view.available[(view.available[:, None] > view.available).sum(1) < view.count]),
