@@ -278,5 +278,3 @@ class LoggingTable(Table):
     update is then needed: no merging; two more passes over a participant's data)."""
     participants: bool = False
     """Record the clients that participate in each round (key `clients`: ascending numbers and ranges, "0-9 12 15")."""
-    reference: str | None = None
-    """A model.safetensors, e.g. of centralized training. Records contain the distance from it, ‖w − w_ref‖/‖w_ref‖."""

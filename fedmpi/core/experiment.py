@@ -50,7 +50,7 @@ from fedmpi.data.shards import ShardStore
 from fedmpi.data.source import ClientData, DataSource
 from fedmpi.local.engines import choose_engine
 from fedmpi.local.hooks import Hooks, make_hooks
-from fedmpi.local.measures import ClientMeasures, Reference, make_probe
+from fedmpi.local.measures import ClientMeasures, make_probe
 from fedmpi.local.pipeline import UpdateObserver
 from fedmpi.local.sequential import LocalEngine
 from fedmpi.local.traits import ForwardTraits, adopt_traits, forward_traits
@@ -120,7 +120,6 @@ class Experiment:
     server: ServerStep  # Step from the round's sums to the next model, identical on every rank
     single_updates: SingleUpdates | None  # Applies functions to every client's own update; None if sums are enough
     view: ClientsView | None  # Evaluates the model on single clients
-    reference: Reference | None  # Model for comparison, identical on every rank
 
     @classmethod
     def connect(cls, config: Config, cluster: Cluster | None = None) -> Experiment:
@@ -171,7 +170,6 @@ class Experiment:
             server=ServerStep(config, streams, store.clients, decisions.planner.weighing, optimizer, hooks),
             single_updates=one_by_one(config, cluster, model, losses),
             view=view,
-            reference=Reference(config.logging.reference, model) if config.logging.reference else None,
         )
 
     def close(self) -> None:

@@ -167,7 +167,7 @@ class Simulation:
     def _note(self, plan: Plan, totals: RoundTotals, started: float, seen: Record) -> None:
         """Keep the round's record on rank 0 until its evaluation is available."""
         if self.cluster.is_server:
-            record = round_record(self.experiment, plan, totals, self.model) | seen
+            record = round_record(self.experiment, plan, totals) | seen
             record["seconds"] = time.perf_counter() - started
             record["phase_seconds"] = {**self.phases, **totals.phase_seconds()}
             self.pending = record

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 import fedmpi
 from fedmpi.common.errors import ComponentFailure
@@ -34,7 +33,7 @@ log = logging.getLogger("fedmpi")
 OnRound = Callable[[Record], Any]
 
 
-def round_record(experiment: Experiment, plan: Plan, totals: RoundTotals, model: Tensor) -> Record:
+def round_record(experiment: Experiment, plan: Plan, totals: RoundTotals) -> Record:
     """Return the record of a round, without its evaluation."""
     sums, facts = totals.sums, experiment.data_facts
     record = {
@@ -53,8 +52,6 @@ def round_record(experiment: Experiment, plan: Plan, totals: RoundTotals, model:
     }
     if plan.round == 0 and facts.augmentation:
         record["rebalancing"] = facts.augmentation
-    if (reference := experiment.reference) is not None:
-        record["weight_divergence"] = reference.distance(model)
     return {key: value for key, value in record.items() if value is not None}
 
 

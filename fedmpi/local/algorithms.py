@@ -295,20 +295,15 @@ class FedDyn(LocalAlgorithm):
             return f"local.algorithm.alpha = {self.alpha:g} must be a positive number"
         if config.local.proximal_mu:
             return "its own α is the weight of the proximal term: leave local.proximal_mu at 0"
-        sampler = config.clients.sampler
+        sampler, server = config.clients.sampler, config.server
         twice = sampler.name == "clustered-md" or (sampler.name == "weighted" and sampler.options["replace"])
-        if config.server.weights.name != "uniform" or twice:
+        if server.weights.name != "uniform" or twice:
+            return 'it takes the plain mean: set server.weights = "uniform" and draw clients without replacement'
+        plain = server.optimizer.name == "sgd" and server.optimizer.options["lr"] == 1
+        if server.aggregator.name != "mean" or not plain:
             return (
-                'its next model is the plain mean of the participants\': set server.weights = "uniform" and draw '
-                "clients without replacement"
-            )
-        if config.server.aggregator.name != "mean":
-            return 'its next model is the participants\' mean less h/α: set server.aggregator = "mean"'
-        optimizer = config.server.optimizer
-        if optimizer.name != "sgd" or optimizer.options["lr"] != 1:
-            return (
-                'its next model is the participants\' mean less h/α: set server.optimizer = "sgd" and '
-                "server.optimizer.lr = 1"
+                'its next model is the participants\' mean less h/α: set server.aggregator = "mean", '
+                'server.optimizer = "sgd" and server.optimizer.lr = 1'
             )
         return None
 

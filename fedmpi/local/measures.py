@@ -10,19 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load
 from torch import Tensor
 
 from fedmpi.clients.stratifier import ClientProbe
 from fedmpi.clients.turnout import opens_with_a_step
-from fedmpi.common.errors import UserError
-from fedmpi.common.files import read_plain
 from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
@@ -228,25 +223,3 @@ class ClientMeasures:
             if finite and not math.isfinite(total):
                 raise FloatingPointError("its loss is not finite: training diverged; lower local.lr")
         return total / max(len(y), 1), tally.numbers().get("accuracy", math.nan)
-
-
-class Reference:
-    """Model that the run is compared with, e.g. that of centralized training."""
-
-    def __init__(self, path: str, model: FlatModel):
-        try:
-            held = load(read_plain(Path(path)))
-        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-            raise UserError(f"logging.reference = {path!r} cannot be read as safetensors: {error}") from error
-        values = model.initial.clone()
-        model.begin(values)
-        try:
-            model.module.load_state_dict(held)
-        except RuntimeError as error:
-            raise UserError(f"logging.reference = {path!r} is no model of this run: {error}") from error
-        self.values = values[: model.trainable].cpu().numpy().astype(np.float64)
-
-    def distance(self, w: Tensor) -> float:
-        """Return ‖w − w_ref‖ / ‖w_ref‖ over the trainable values (Zhao et al. 2018, Eq 3)."""
-        difference = w[: len(self.values)].cpu().numpy().astype(np.float64) - self.values
-        return float(np.linalg.norm(difference) / np.linalg.norm(self.values))

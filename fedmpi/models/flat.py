@@ -17,7 +17,14 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.registry import Component, resolve
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.models import build
-from fedmpi.models.isolation import Pristine, check_memory, has_hooks, is_plain, seed_held_generators
+from fedmpi.models.isolation import (
+    Pristine,
+    check_memory,
+    has_hooks,
+    is_plain,
+    seed_held_generators,
+    travelling_buffers,
+)
 from fedmpi.models.layers import Masks, client_masks, has_dropout, install_dropout, no_masks, remove_dropout
 from fedmpi.tasks.losses import CROSS_ENTROPY, Loss
 
@@ -97,7 +104,12 @@ class FlatModel:
         self.buffers = travelling_buffers(module)
         self._values = [*self.parameters, *self.buffers]
         self._counts = [(one, one.clone()) for one in module.buffers() if not one.is_floating_point()]
-        self.embeddings = _sparse_capable(module)
+        self.embeddings = [
+            part
+            for part in module.modules()
+            if type(part) is nn.Embedding and part.weight.requires_grad and part.max_norm is None
+            if not part.scale_grad_by_freq
+        ]
         self._bound: Tensor | None = None
         self._views: list[Tensor] = []
         own = {id(buffer) for buffer in self.buffers}
@@ -307,26 +319,3 @@ def add_gradients(views: list[Tensor], gradients: Sequence[Tensor | None], alpha
     for view, gradient in pairs if len(dense) < len(pairs) else ():
         if gradient.is_sparse:
             view.index_add_(0, gradient._indices()[0], gradient._values(), alpha=alpha)
-
-
-def travelling_buffers(module: nn.Module) -> list[Tensor]:
-    """Return the float buffers of the state dict, each once, except masks of −∞, which cannot be averaged."""
-    found: dict[int, Tensor] = {}
-    for owner in module.modules():
-        for name, buffer in owner._buffers.items():
-            if buffer is None or name in owner._non_persistent_buffers_set or not buffer.is_floating_point():
-                continue
-            if bool(buffer.isfinite().all()):
-                found.setdefault(id(buffer), buffer)
-    return list(found.values())
-
-
-def _sparse_capable(module: nn.Module) -> list[nn.Embedding]:
-    return [
-        table
-        for table in module.modules()
-        if type(table) is nn.Embedding
-        and table.weight.requires_grad
-        and table.max_norm is None
-        and not table.scale_grad_by_freq
-    ]

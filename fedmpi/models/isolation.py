@@ -132,6 +132,18 @@ def seed_held_generators(module: nn.Module, seed: int) -> None:
                 held.seed(seed % 2**32)
 
 
+def travelling_buffers(module: nn.Module) -> list[Tensor]:
+    """Return the float buffers of the state dict, each once, except masks of −∞, which cannot be averaged."""
+    found: dict[int, Tensor] = {}
+    for owner in module.modules():
+        for name, buffer in owner._buffers.items():
+            if buffer is None or name in owner._non_persistent_buffers_set or not buffer.is_floating_point():
+                continue
+            if bool(buffer.isfinite().all()):
+                found.setdefault(id(buffer), buffer)
+    return list(found.values())
+
+
 def check_memory(module: nn.Module) -> None:
     """Reject a module in which a trained parameter shares memory with another one, or with a buffer."""
     named = [*module.named_parameters(), *module.named_buffers()]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedmpi.common.errors import UserError
+from fedmpi.models.isolation import travelling_buffers
 
 
 class LoraLinear(nn.Linear):
@@ -41,7 +42,7 @@ def with_lora(module: nn.Module, options: Mapping[str, Any]) -> nn.Module:
     for target in targets:
         if not any(_named(name, (target,)) for name in layers):
             raise UserError(f"model.lora.targets: no Linear layer is named {target!r}; there are {', '.join(layers)}")
-    if any(buffer is not None and buffer.is_floating_point() for buffer in _kept_buffers(module)):
+    if travelling_buffers(module):
         raise UserError(
             "model.lora freezes the model except for small matrices, but this model has floating-point buffers "
             "that may change in training, such as batch norm's statistics. Choose another model, or register buffers "
@@ -74,13 +75,3 @@ def _forwarded(module: nn.Module) -> None:
 def _named(name: str, targets: Sequence[str]) -> bool:
     """Check whether one of the targets is the layer's name, its last part, or a pattern of either."""
     return any(fnmatchcase(each, target) for target in targets for each in (name, name.rpartition(".")[2]))
-
-
-def _kept_buffers(module: nn.Module) -> list[Tensor | None]:
-    """Return the buffers of the state dict."""
-    return [
-        buffer
-        for owner in module.modules()
-        for name, buffer in owner._buffers.items()
-        if name not in owner._non_persistent_buffers_set
-    ]

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
-from safetensors.torch import save_file
-from torch import nn
 
 from fedmpi.common.fairness import Usage, evenness
-from fedmpi.local.measures import Reference
 from fedmpi.local.pipeline import (
     UpdateMoments,
     client_drift,
@@ -18,7 +13,6 @@ from fedmpi.local.pipeline import (
     local_gain,
     update_moments,
 )
-from fedmpi.models.flat import FlatModel
 
 CHANGES = np.random.default_rng(0).normal(size=(6, 40)) + 0.3
 COEFFICIENTS = np.array([0.1, 0.3, 0.05, 0.2, 0.2, 0.15])
@@ -71,14 +65,3 @@ def test_a_round_without_changes_has_neither_diversity_nor_drift_nor_gain() -> N
     assert gradient_diversity(nobody, 0.0) == client_drift(nobody, 0.0) == local_gain(nobody) == 0.0
     still = update_moments(np.zeros(2), np.ones(2), np.array([1.0, 3.0]))
     assert gradient_diversity(still, 0.0) == client_drift(still, 0.0) == 0.0 and local_gain(still) == 2.0
-
-
-def test_the_distance_from_a_reference_leaves_out_running_statistics(tmp_path: Path) -> None:
-    module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
-    model = FlatModel(module)
-    save_file(module.state_dict(), tmp_path / "reference.safetensors")
-    reference, w = Reference(str(tmp_path / "reference.safetensors"), model), model.initial.clone()
-    w[model.trainable :] += 5
-    assert reference.distance(w) == 0
-    w[: model.trainable] *= 1.5
-    assert reference.distance(w) == pytest.approx(0.5)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import fedmpi
-from fedmpi import UserError
 from tests.end_to_end.in_process import run, run_into
 from tests.end_to_end.runs import curve
 
@@ -38,18 +37,6 @@ def test_chances_that_a_sampler_does_not_give_are_left_out_of_the_diagnostics():
     record = run(*settings, "logging.diagnostics=true").records[0]
     assert record["clients_used"] == pytest.approx(4 / 12)
     assert not [name for name in record if name.startswith("inclusion")]
-
-
-def test_the_distance_from_a_reference_model_ends_where_the_reference_is_the_run_itself(tmp_path: Path):
-    settings = ("preset=fedavg", *SMALL, "clients.count=4", "rounds=3", "local.engine=batched")
-    assert run_into(tmp_path / "reference", *settings) == 0
-    model = tmp_path / "reference" / "model.safetensors"
-    distances = [record["weight_divergence"] for record in run(*settings, f"logging.reference={model}").records]
-    assert distances[0] > distances[1] > distances[2] == 0
-    with pytest.raises(UserError, match="no model of this run"):
-        run("preset=fedavg", SMALL[0], "model.hidden=[9]", "rounds=1", f"logging.reference={model}")
-    with pytest.raises(UserError, match="cannot be read"):
-        run(*settings, f"logging.reference={tmp_path}/nothing.safetensors")
 
 
 def kinds(loners: int, each: int = 4) -> fedmpi.ClientArrays:

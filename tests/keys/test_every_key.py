@@ -108,7 +108,6 @@ EFFECTS: dict[str, dict[str, str]] = {
     ALL: {
         "clients.failure_rate": "0 0.5 clients",
         "clients.availability": "always tests.keys.contrary:larger_half clients",
-        "logging.reference": "{reference} {other} record",
     },
     f"{ALL} clients.attack_fraction=0.5": {"attack": "sign-flip label-flip model"},
     f"{ALL} attack=sign-flip": {"clients.attack_fraction": "0.25 0.5 model", "attack.scale": "2 1 model"},

@@ -68,7 +68,7 @@ class Runs:
     """Runs below a folder.
 
     Settings may name {val}, {damaged}, {augmented}: prepared digits with a part held out, with a changed pixel, with
-    stored copies; and {reference}, {other}: the final models of two runs.
+    stored copies.
     """
 
     def __init__(self, folder: Path):
@@ -99,14 +99,12 @@ class Runs:
         return next((name for name in SEEN if name not in right or not _equal(left[name], right[name])), "")
 
     def _with_paths(self, word: str) -> str:
-        return re.sub(r"\{(val|damaged|augmented|reference|other)\}", lambda name: str(self.prepared(name[1])), word)
+        return re.sub(r"\{(val|damaged|augmented)\}", lambda name: str(self.prepared(name[1])), word)
 
     @cache  # noqa: B019 - one instance per module
     def prepared(self, name: str) -> Path:
         """Return a folder or file that settings name in braces."""
         out = self.folder / name
-        if name in ("reference", "other"):
-            return self.of(f"{ALL} rounds={1 + (name == 'reference')}")["folder"] / "model.safetensors"
         if name == "val":
             assert prepare(f"digits --partition dirichlet --alpha 1 --clients 8 --val 0.2 --out {out}".split()) == 0
         elif name == "damaged":
