@@ -120,13 +120,6 @@ class Wrong(LocalAlgorithm):
         return {"dc": work.delta} if self.how != "another sum" else {"dd": work.delta}
 
 
-class FailsOnTheServer(LocalAlgorithm):
-    """Goes wrong in the second round's server step."""
-
-    def server_step(self, server, update, sums, totals, generator):
-        return update / (1 - totals.round) if isinstance(1 / (1 - totals.round), float) else update
-
-
 class Norms(LocalAlgorithm):
     """Sums the lengths of the updates as they were made."""
 

@@ -15,7 +15,7 @@ from torch import nn
 
 import fedmpi
 from fedmpi import ClientFailure, Config, UserError
-from fedmpi.aggregation.exact import SHORT, FixedPointSum, FloatSum
+from fedmpi.aggregation.exact import SHORT, FloatSum
 from fedmpi.core.evaluation import EvaluatedParts
 from fedmpi.data.schema import DataDescription
 from fedmpi.local import engines
@@ -411,18 +411,6 @@ def test_why_clients_are_not_merged_or_batched_is_said(parts: Any, observer: Any
             chosen(source, model, observer, **parts)
     else:
         assert re.search(words, chosen(source, model, observer, **parts).description)
-
-
-def test_exact_sums_are_bit_identical_whichever_way_the_tasks_are_split() -> None:
-    source, rule = InMemorySource(SMALL_IMAGES, MIXED), LocalRule(lr=0.1, batch_size=10)
-    model, tasks, found = flat_model("mlp", SMALL_IMAGES, hidden=[9], dropout=0.5), tasks_of(source), []
-    for parts in ([tasks], [tasks[4:], tasks[:1], tasks[1:4]], [[task] for task in reversed(tasks)]):
-        buffers = np.zeros((len(parts), model.size), np.int64)
-        for buffer, part in zip(buffers, parts, strict=True):
-            engine = chosen(source, model, server={"exact": True})
-            engine.train(part, RoundJob(model.initial, rule, 0, FixedPointSum(buffer)))
-        found.append(buffers.sum(0))
-    assert np.array_equal(found[0], found[1]) and np.array_equal(found[0], found[2]) and found[0].any()
 
 
 @pytest.mark.parametrize(("largest", "rest"), [(1, "sequential"), (1 << 40, "batched")])
