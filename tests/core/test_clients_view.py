@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas
 import pytest
 import torch
 from torch import nn
@@ -115,23 +114,19 @@ def test_a_record_reports_how_they_spread_and_a_phase_what_it_cost():
 def test_how_often_they_were_used_and_how_far_their_labels_are_from_all():
     data = arrays()
     done = fedmpi.run(
-        "fedavg", SMALL | {"rounds": 4, "evaluation.clients_every": 1, "logging.participants": True}, data=data
+        "fedavg", SMALL | {"rounds": 2, "evaluation.clients_every": 1, "logging.participants": True}, data=data
     )
     used = np.zeros(len(SIZES), int)
     shares = np.bincount(data.y, minlength=3) / len(data.y)
     for record in done.records:
-        took_part = [int(k) for part in record["clients"].split() for k in _span(part)]
-        used[took_part] += 1
+        for part in record["clients"].split():
+            first, _, last = part.partition("-")
+            used[int(first) : int(last or first) + 1] += 1
         seen = {k: v[done.clients["round"] == record["round"]] for k, v in done.clients.items()}
         assert seen["times_used"].tolist() == used[seen["client"]].tolist()
     for client, far in zip(seen["client"], seen["label_distance"], strict=True):
         own = data.y[data.offsets[client] : data.offsets[client + 1]]
         assert far == pytest.approx(np.abs(np.bincount(own, minlength=3) / len(own) - shares).sum())
-
-
-def _span(part: str) -> range:
-    first, _, last = part.partition("-")
-    return range(int(first), int(last or first) + 1)
 
 
 def test_parts_follow_from_the_clients_alone_and_hold_as_many_rows_as_go():
@@ -145,27 +140,19 @@ def test_parts_follow_from_the_clients_alone_and_hold_as_many_rows_as_go():
 
 
 def test_a_number_of_clients_is_drawn_once_by_the_seed():
-    settings = SMALL | {"rounds": 3, "evaluation.clients": 4, "evaluation.clients_every": 1}
-    panels = {}
+    panels = set()
     for seed in (0, 1, 2):
-        table = fedmpi.run("fedavg", settings | {"seed": seed}, data=arrays()).clients
-        rounds = [table["client"][table["round"] == t].tolist() for t in range(3)]
-        assert rounds[0] == rounds[1] == rounds[2] == sorted(set(rounds[0])) and len(rounds[0]) == 4
-        assert 1 not in rounds[0]  # it holds no rows
-        panels[seed] = rounds[0]
-    assert len({tuple(panel) for panel in panels.values()}) > 1
+        settings = SMALL | {"evaluation.clients": 4, "evaluation.clients_every": 1, "seed": seed}
+        table = fedmpi.run("fedavg", settings, data=arrays()).clients
+        first, second = (table["client"][table["round"] == t].tolist() for t in range(2))
+        assert first == second == sorted(set(first)) and len(first) == 4 and 1 not in first  # it holds no samples
+        panels.add(tuple(first))
+    assert len(panels) > 1
 
 
-@pytest.mark.parametrize(
-    ("value", "sentence"),
-    [
-        ("most", r"evaluation\.clients = 'most'.*: give \"all\", \"participants\", or how many clients"),
-        (0, "how many clients"),
-        (8, r"evaluation\.clients = 8, but 7 of the 8 clients of .* have training rows. Give at most this number"),
-    ],
-)
-def test_what_cannot_be_evaluated_is_rejected(value: Any, sentence: str):
-    with pytest.raises(UserError, match=sentence):
+@pytest.mark.parametrize("value", ["most", 0, 8])
+def test_what_cannot_be_evaluated_is_rejected(value: Any):
+    with pytest.raises(UserError, match=r"evaluation\.clients"):
         fedmpi.run("fedavg", SMALL | {"evaluation.clients": value}, data=arrays())
 
 
@@ -237,47 +224,32 @@ def test_every_kind_of_task_has_the_scores_that_its_metrics_give_client_by_clien
     assert has_accuracy(KINDS[kind]) == (kind != "regression")
 
 
-# The file
-
-
 VIEWED = (
     *("preset=fedavg", "rounds=8", "clients.count=4", "model.hidden=[6]", "local.engine=sequential"),
     *("evaluation.clients=all", "evaluation.clients_every=1", "checkpoint.every=3"),
 )
 
 
-def same(one: Columns, other: Columns) -> bool:
-    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("whole") / "RUN"
-    assert run_into(folder, *VIEWED) == 0
-    return folder
-
-
-def test_a_stopped_run_continues_with_its_rows(whole: Path, tmp_path: Path):
-    assert run_into(tmp_path, *VIEWED, stop_after=5) == 75
-    assert np.unique(read_clients(tmp_path)["round"]).tolist() == [0, 1, 2, 3, 4]
-    assert run_into(tmp_path, *VIEWED, resume=True) == 0
-    assert same(read_clients(whole), read_clients(tmp_path))
-    assert same(fedmpi.load_run(tmp_path).clients, read_clients(whole))
-
-
-def test_rows_that_the_checkpoint_counts_on_are_missed(tmp_path: Path):
-    assert run_into(tmp_path, *VIEWED, stop_after=5) == 75
-    path = max((tmp_path / "clients.parquet").iterdir())
-    whole = path.read_bytes()
+def test_a_stopped_run_continues_with_its_rows_and_misses_those_that_are_gone(tmp_path: Path):
+    whole, run = tmp_path / "WHOLE", tmp_path / "RUN"
+    assert run_into(whole, *VIEWED) == 0
+    assert run_into(run, *VIEWED, stop_after=5) == 75
+    assert np.unique(read_clients(run)["round"]).tolist() == [0, 1, 2, 3, 4]
+    path = max((run / "clients.parquet").iterdir())
+    content = path.read_bytes()
     path.unlink()
     with pytest.raises(UserError, match=r"holds 60 rows .* where the checkpoint counts on 100. Put the file"):
-        run_into(tmp_path, *VIEWED, resume=True)
-    path.write_bytes(whole[: len(whole) // 2])
+        run_into(run, *VIEWED, resume=True)
+    path.write_bytes(content[: len(content) // 2])
     with pytest.raises(UserError, match=r"clients\..* cannot be read .*damaged"):
-        run_into(tmp_path, *VIEWED, resume=True)
-    path.write_bytes(whole)
+        run_into(run, *VIEWED, resume=True)
+    path.write_bytes(content)
     with pytest.raises(UserError, match=re.escape("it counts from round 0")):
-        run_into(tmp_path, *VIEWED, "evaluation.clients=participants", resume=True)
+        run_into(run, *VIEWED, "evaluation.clients=participants", resume=True)
+    assert run_into(run, *VIEWED, resume=True) == 0
+    one, other, loaded = read_clients(whole), read_clients(run), fedmpi.load_run(run).clients
+    assert one.keys() == other.keys() == loaded.keys()
+    assert all(np.array_equal(one[name], other[name]) and np.array_equal(one[name], loaded[name]) for name in one)
 
 
 def test_a_table_holds_the_rows_up_to_a_checkpoint(tmp_path: Path):
@@ -286,7 +258,6 @@ def test_a_table_holds_the_rows_up_to_a_checkpoint(tmp_path: Path):
         {
             "round": np.full(7, t),
             "client": np.arange(7),
-            "samples": generator.integers(1, 9, 7),
             "loss": np.where(generator.random(7) < 0.2, np.nan, generator.random(7)),
         }
         for t in range(6)
@@ -296,16 +267,16 @@ def test_a_table_holds_the_rows_up_to_a_checkpoint(tmp_path: Path):
             table.add(one)
         table.write(table.take(), last)
     expected = {name: np.concatenate([one[name] for one in added]) for name in added[0]}
-    found = read_clients(tmp_path)
-    assert table.rows == 42 and pandas.read_parquet(tmp_path / "clients.parquet")["round"].tolist() == [
-        *expected["round"]
-    ]
-    assert all(np.array_equal(found[name], expected[name], equal_nan=True) for name in expected)
-    assert all(found[name].dtype == expected[name].dtype for name in expected)
+
+    def holds(rows: int) -> bool:
+        found = read_clients(tmp_path)
+        same = [np.array_equal(found[name], expected[name][:rows], equal_nan=True) for name in expected]
+        return all(same) and all(found[name].dtype == expected[name].dtype for name in expected)
+
+    assert table.rows == 42 and holds(42)
     again = ClientTable(tmp_path)
     again.resume(3, 21)
-    found = read_clients(tmp_path)
-    assert all(np.array_equal(found[name], expected[name][:21], equal_nan=True) for name in expected)
+    assert holds(21)
     again.add(added[4])
     again.write(again.take(), 6)
     assert again.rows == 28 and read_clients(tmp_path)["round"].tolist() == [*expected["round"][:21], *[4] * 7]

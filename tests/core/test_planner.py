@@ -44,14 +44,6 @@ def test_a_plan_made_ahead_is_the_same_and_entered_in_the_accounts_in_its_round(
         assert all(np.array_equal(a, b) for a, b in zip(ahead.arrays(), now.arrays(), strict=True))
 
 
-def test_accounts_continue_where_a_checkpoint_left_them():
-    settings = ["preset=fedsampling", "samples.budget=25", "samples.size.max_size=40", "logging.diagnostics=true"]
-    first, second = planner(*settings), planner(*settings)
-    first.plan(0)
-    second.accounts.load(first.accounts.state())
-    assert second.plan(1).facts == first.plan(1).facts
-
-
 @pytest.mark.parametrize(
     "settings, values",
     [

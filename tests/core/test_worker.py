@@ -7,14 +7,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 
 from fedmpi.common.errors import RanksDisagree
 from fedmpi.common.plan import Plan
 from fedmpi.config import load_config
 from fedmpi.core.experiment import Experiment
 from fedmpi.core.placement import lay_out
-from fedmpi.core.reduce import RoundTotals, check_work
+from fedmpi.core.reduce import check_work
 from fedmpi.core.worker import Worker
 from fedmpi.local.work import ClientTask
 
@@ -98,9 +97,3 @@ def test_where_rows_are_drawn_those_who_got_some_are_all_trained(trained: int):
     check_work(PLAN, sums | {"clients": 2.0, "diverged": 1.0}, expected=3, visits_each=None)
     with pytest.raises(RanksDisagree, match=f"3 participants have samples to train on, but {trained} were trained"):
         check_work(PLAN, sums | {"clients": trained}, expected=None, visits_each=None)
-
-
-def test_the_seconds_of_a_phase_are_those_of_the_slowest_rank():
-    busy, load = np.array([3.0, 9.0, 8.0]), np.array([1.0, 4.0, 0.5])
-    totals = RoundTotals(torch.zeros(1), {"stop": 0.0}, busy, load, np.zeros(3), np.zeros(3))
-    assert totals.phase_seconds() == {"load": 4.0, "train": 7.5}

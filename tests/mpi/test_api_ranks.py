@@ -79,14 +79,9 @@ def main() -> None:
         "ended": facts_of(fedmpi.run("fedavg", KEYS, on_round=enough if rank == 0 else None)),
         "stopped": facts_of(fedmpi.run("fedavg", KEYS, stop=(lambda: True) if rank == 2 else None)),
         "failed": refusal("fedavg", KEYS, on_round=fails),
-        "wrong": refusal("fedavg", {"local.lrr": 1}),
         "too many": refusal("fedavg", {"clients.count": 99}, data=arrays()),
-        "nowhere": refusal("fedavg", data="nowhere"),
-        "truncated": refusal("fedavg", data=str(folder / "truncated")),
         "flipped": refusal("fedavg", {"data.verify": True}, data=str(folder / "flipped")),
-        "unwritable": refusal("fedavg", KEYS, out=folder / "file" / "RUN"),
         "taken": refusal("fedavg", KEYS, out=folder / "run"),
-        "another": refusal("fedavg", {**KEYS, "local.lr": 0.2}, out=folder / "run", resume=True),
         "different arrays": refusal("fedavg", KEYS, data=arrays(rank)),
         "different networks": refusal("fedavg", {"rounds": 1}, data=arrays(), model=own),
         "calls": calls,
@@ -99,11 +94,7 @@ def main() -> None:
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """Return the results of each of three ranks."""
     folder = tmp_path_factory.mktemp("api")
-    (folder / "file").write_text("a file, so nothing can be made below it")
-    for name in ("truncated", "flipped"):
-        assert prepare(f"digits --partition iid --clients 6 --shards 3 --out {folder / name}".split()) == 0
-    truncated = folder / "truncated" / "train-00001.h5"
-    truncated.write_bytes(truncated.read_bytes()[:-2000])
+    assert prepare(f"digits --partition iid --clients 6 --shards 3 --out {folder / 'flipped'}".split()) == 0
     with h5py.File(folder / "flipped" / "train-00001.h5", "r+") as opened:
         opened["x"][0] = 255 - opened["x"][0]
     job = run_mpi(RANKS, ["-m", "tests.mpi.test_api_ranks", folder])
@@ -127,14 +118,9 @@ def test_records_are_whole_on_rank_0_and_summary_and_model_everywhere(found: Fou
     "name, sentence",
     [
         ("failed", "in round 0: KeyError: 'a test fault'"),
-        ("wrong", "unknown key local.lrr"),
         ("too many", "clients.count = 99, but the shards hold 7 clients"),
-        ("nowhere", "the shard folder nowhere does not exist"),
-        ("truncated", "truncated/train-00001.h5"),
         ("flipped", "flipped/train-00001.h5"),
-        ("unwritable", "file/RUN (Not a directory)"),
         ("taken", "run holds a run already"),
-        ("another", "local.lr"),
         ("different arrays", "the ranks differ: "),
         ("different networks", "the values of the model given (sha256)"),
     ],

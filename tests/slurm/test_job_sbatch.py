@@ -248,4 +248,4 @@ def test_a_sweep_as_an_array_prepares_its_shards_once_and_trains_each_run_on_two
         assert [record["round"] for record in records(folder / "out" / name)] == [0, 1, 2], logs
         summary = json.loads((folder / "out" / name / "summary.json").read_text())
         assert (summary["ranks"], summary["clients"]) == (2, 8)
-    assert logs.count(": preparing ") == 1, logs
+    assert logs.count(": prepared in ") == 1, logs
