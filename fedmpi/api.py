@@ -43,7 +43,7 @@ from fedmpi.records.checkpoint import load_model
 from fedmpi.records.history import Record, ending_of, read_records, read_summary
 from fedmpi.records.hold import refuse_held
 from fedmpi.records.progress import shown_warnings
-from fedmpi.records.provenance import sources_of, with_found_shards
+from fedmpi.records.provenance import refuse_other_shards, sources_of
 from fedmpi.records.recorder import open_recorder
 from fedmpi.records.tables import Columns, concatenated, read_clients
 
@@ -254,7 +254,9 @@ def _configured(
                 f"{key.partition('.')[0]}= and {key} of the overrides say the same in two ways. Keep one of them"
             )
     found = given_config(config, {**overrides, **objects} if isinstance(overrides, Mapping) else overrides)
-    return with_found_shards(Path(config), found) if isinstance(config, str | Path) else found
+    if isinstance(config, str | Path):
+        refuse_other_shards(Path(config), found)
+    return found
 
 
 @_exits_refused()
@@ -329,7 +331,7 @@ def load_run(folder: str | Path) -> Run:
 def _config_of(path: Path) -> Config:
     """Return the configuration in RUN/config.toml, with the current path of its shards."""
     with sources_of(path):
-        return with_found_shards(path, Config.load(path), strict=False)
+        return Config.load(path)
 
 
 def _records(folder: Path, rounds: int | None) -> list[Record]:

@@ -29,7 +29,7 @@ from fedmpi.config.layers import assignments, dotted, remarks
 from fedmpi.config.writing import flat_table
 from fedmpi.mpi import world_rank
 from fedmpi.process.signals import STOPPED_AFTER_SAVING, Interrupt
-from fedmpi.records.provenance import sources_of, with_found_shards
+from fedmpi.records.provenance import refuse_other_shards, sources_of
 
 app = typer.Typer(
     name="fedmpi",
@@ -84,6 +84,8 @@ def train(
         raise UserError("--resume needs --out RUN, the folder of the run to continue")
     with sources_of(config):
         loaded = _load(config, settings)
+        if config is not None:
+            refuse_other_shards(config, loaded)
         folder = out or _new_folder(config.stem if config is not None else loaded.preset or "run")
         try:
             return _train(context.obj, loaded, folder, resume)
@@ -426,8 +428,7 @@ def prepare(context: typer.Context) -> int:
 def _load(config: Path | None, settings: list[str] | None) -> Config:
     if config is None and not settings:
         raise UserError("nothing to run. Give a CONFIG.toml or --set preset=NAME (`fedmpi presets` lists the names)")
-    loaded = load_config(config, settings or [])
-    return loaded if config is None else with_found_shards(config, loaded)
+    return load_config(config, settings or [])
 
 
 def _new_folder(name: str) -> Path:

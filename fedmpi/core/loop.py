@@ -21,7 +21,7 @@ from fedmpi.core.state import SavedState
 from fedmpi.local.work import check_model, enter_round
 from fedmpi.mpi import read_launch
 from fedmpi.records.history import History, Record
-from fedmpi.records.progress import RoundDisplay, open_display
+from fedmpi.records.progress import RoundDisplay
 from fedmpi.records.recorder import Recorder
 
 VIEWING = ("clients", "fine_tune")
@@ -79,7 +79,7 @@ class Simulation:
         first, self.pending = self.saved.resume(self.model)
         if self.progress:
             launched = read_launch() is not None
-            self.display = open_display(self.config.rounds, first, self.config.logging.interval, launched=launched)
+            self.display = RoundDisplay(self.config.rounds, first, self.config.logging.interval, launched=launched)
         ending: Ending = "finished"
         t = first - 1
         for t in range(first, self.config.rounds):

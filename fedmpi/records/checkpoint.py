@@ -11,8 +11,7 @@ import copy
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,10 +64,8 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
         "checksum": "0" * DIGITS,
     }
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
-    content = memoryview(save(tensors, header))
-    place = _header_text(content).index(_entry("0" * DIGITS)) + LENGTH_BYTES + len(_entry("")) - 1
-    digest = hashlib.sha256(content).hexdigest().encode()
-    write_whole(path, content[:place], digest, content[place + DIGITS :])
+    head, rest = _parts(save(tensors, header))
+    write_whole(path, head.replace(_entry("0" * DIGITS), _entry(_digest(head, rest))), rest)
     kept = sorted(folder.glob("round-*.safetensors"))
     for old in kept[:-keep]:
         old.unlink()
@@ -129,15 +126,13 @@ def read_checkpoint(path: Path) -> Checkpoint:
     if not path.is_file():
         raise ValueError("it is no file")
     whole = path.read_bytes()
-    content = memoryview(whole)
-    text = _header_text(content)
+    head, rest = _parts(whole)
     try:
-        header = json.loads(text)["__metadata__"]
-        digest, ours = header["checksum"], header["fedmpi"]
-        place = text.index(_entry(digest)) + LENGTH_BYTES + len(_entry("")) - 1
+        header = json.loads(head[LENGTH_BYTES:])["__metadata__"]
+        digest, ours = str(header["checksum"]), header["fedmpi"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"its header cannot be read: {error!r}") from None
-    if not isinstance(digest, str) or len(digest) != DIGITS or _digest_without(content, place) != digest:
+    if _digest(head.replace(_entry(digest), _entry("0" * DIGITS)), rest) != digest:
         raise ValueError("its checksum differs from its content")
     try:
         facts = json.loads(ours)
@@ -151,46 +146,20 @@ def read_checkpoint(path: Path) -> Checkpoint:
         raise ValueError(f"it was not written by this version: {error!r}") from None
 
 
-def _header_text(content: memoryview) -> bytes:
-    length = int.from_bytes(content[:LENGTH_BYTES], "little")
-    return bytes(content[LENGTH_BYTES : LENGTH_BYTES + length])
+def _parts(content: bytes) -> tuple[bytes, memoryview]:
+    """Return the header of a safetensors file with the header's length, and the tensors."""
+    end = LENGTH_BYTES + int.from_bytes(content[:LENGTH_BYTES], "little")
+    return content[:end], memoryview(content)[end:]
 
 
 def _entry(digest: str) -> bytes:
     return f'"checksum":"{digest}"'.encode()
 
 
-def _digest_without(content: memoryview, place: int) -> str:
-    """Return the SHA-256 of a file with zeros for the checksum at `place`."""
-    summed = hashlib.sha256(content[:place])
-    summed.update(b"0" * DIGITS)
-    summed.update(content[place + DIGITS :])
+def _digest(head: bytes, rest: memoryview) -> str:
+    summed = hashlib.sha256(head)
+    summed.update(rest)
     return summed.hexdigest()
-
-
-class Beside:
-    """Background thread for one piece of work at a time."""
-
-    def __init__(self) -> None:
-        self._work: Future[object] | None = None
-
-    def start(self, work: Callable[[], object]) -> None:
-        """Start a piece of work after the previous one, the error of which is raised."""
-        self.wait()
-        thread = ThreadPoolExecutor(1, "fedmpi-checkpoint")
-        self._work = thread.submit(work)
-        thread.shutdown(wait=False)
-
-    def check(self) -> None:
-        """Raise the error of finished work; does not wait."""
-        if self._work is not None and self._work.done():
-            self.wait()
-
-    def wait(self) -> None:
-        """Wait for the work, and raise its error."""
-        work, self._work = self._work, None
-        if work is not None:
-            work.result()
 
 
 def model_file(module: nn.Module) -> bytes:

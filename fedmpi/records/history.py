@@ -10,7 +10,7 @@ import math
 import os
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -36,23 +36,14 @@ LINKS = ("client_up", "client_down", "mediator_up", "mediator_down")
 class History:
     """Finished rounds of a run, and their summary."""
 
-    def __init__(self, config: Config, keeps: bool):
+    def __init__(self, config: Config, keeps: bool, folder: Path | None = None):
         self.config = config
-        self._kind = KINDS[config.task.kind]
+        self.folder = folder
         self.rounds = 0
         self.seconds_before = 0.0
-        self.changes: list[str] = []
         self.clients: list[Columns] = []
         self._started = time.perf_counter()
         self._lines: list[bytes] | None = [] if keeps else None
-        self._judge = "test"  # until a record has a score on validation samples
-        self._best: Record = {}
-        self._last: Record = {}
-        self._accuracies: list[float | None] = []
-        self._round_bytes: list[int] = []
-        self._links = dict.fromkeys((*LINKS, "paper_formula"), 0)
-        self._work = {"samples": 0, "steps": 0}
-        self._spent: Record = {}
 
     @property
     def seconds(self) -> float:
@@ -74,49 +65,44 @@ class History:
         self.rounds += 1
         if self._lines is not None:
             self._lines.append(as_line(record))
-        score = self._kind.score
-        self._judge = "val" if f"val_{score}" in record else self._judge
-        judged = record.get(f"{self._judge}_{score}")
-        self._last = {**self._last, **record} if judged is None else record
-        for link in self._links:
-            self._links[link] += int(record.get(f"bytes_{link}", 0))
-        for kind in self._work:
-            self._work[kind] += int(record.get(kind) or 0)
-        self._spent |= {key: record[key] for key in SPENT if key in record}
-        self._accuracies.append(record.get("test_accuracy", record.get("val_accuracy")))
-        self._round_bytes.append(sum(int(record.get(f"bytes_{link}", 0)) for link in LINKS))
-        best = self._best.get(f"{self._judge}_{score}")
-        if judged is not None and (best is None or (judged > best if self._kind.higher else judged < best)):
-            self._best = record
 
     def summary(self, facts: Record) -> Record:
         """Return final and best scores, seconds, samples, privacy and bytes of the whole run, and the given facts."""
-        parts, score = dict.fromkeys(("test", self._judge)), self._kind.score
+        records = self.records if self.folder is None else read_records(self.folder)
+        kind = KINDS[self.config.task.kind]
+        judge = "val" if any(f"val_{kind.score}" in record for record in records) else "test"
+        key = f"{judge}_{kind.score}"
+        scored = [place for place, record in enumerate(records) if record.get(key) is not None]
+        last = {name: value for record in records[scored[-1] if scored else 0 :] for name, value in record.items()}
+        choose = max if kind.higher else min
+        best = choose((records[place] for place in scored), key=lambda record: record[key], default={})
+        links = {link: _total(records, f"bytes_{link}") for link in (*LINKS, "paper_formula")}
         summary: Record = {
-            "final": {k: v for k, v in self._last.items() if k.startswith(SCORES) or k in ("round", "train_loss")},
-            **{f"best_{part}_{score}": self._best.get(f"{part}_{score}") for part in parts},
-            "best_round": self._best.get("round"),
-            "best_chosen_on": self._judge,
+            "final": {k: v for k, v in last.items() if k.startswith(SCORES) or k in ("round", "train_loss")},
+            **{
+                f"best_{part}_{kind.score}": best.get(f"{part}_{kind.score}") for part in dict.fromkeys(("test", judge))
+            },
+            "best_round": best.get("round"),
+            "best_chosen_on": judge,
             "wall_seconds": self.seconds,
-            **{f"{kind}_total": count for kind, count in self._work.items()},
-            **self._spent,
-            "bytes_total": sum(self._round_bytes),
-            **{f"bytes_{link}": count for link, count in self._links.items() if count},
-            **({"changes": self.changes} if self.changes else {}),
+            **{f"{work}_total": _total(records, work) for work in ("samples", "steps")},
+            **{name: record[name] for record in records for name in SPENT if name in record},
+            "bytes_total": sum(links[link] for link in LINKS),
+            **{f"bytes_{link}": count for link, count in links.items() if count},
             **facts,
         }
-        if self.config.evaluation.target_accuracy is not None:
-            summary["target_accuracy"] = self.config.evaluation.target_accuracy
-            summary |= self._cost_to_target(self.config.evaluation.target_accuracy)
+        if (target := self.config.evaluation.target_accuracy) is not None:
+            accuracies = [record.get("test_accuracy", record.get("val_accuracy")) for record in records]
+            sent = [sum(_total([record], f"bytes_{link}") for link in LINKS) for record in records]
+            cost = cost_to_target(accuracies, sent, target)  # Astraea, Table III
+            summary["target_accuracy"] = target
+            summary["rounds_to_target"] = cost.rounds if cost else None
+            summary["megabytes_to_target"] = cost.megabytes if cost else None
         return dict(json_value(summary))
 
-    def _cost_to_target(self, target: float) -> Record:
-        """Return rounds and megabytes up to the first evaluation that reached the target (Astraea, Table III)."""
-        cost = cost_to_target(self._accuracies, self._round_bytes, target)
-        return {
-            "rounds_to_target": cost.rounds if cost else None,
-            "megabytes_to_target": cost.megabytes if cost else None,
-        }
+
+def _total(records: Sequence[Record], key: str) -> int:
+    return sum(int(record.get(key) or 0) for record in records)
 
 
 def as_line(record: Record) -> bytes:

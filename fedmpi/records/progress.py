@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 import re
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
@@ -38,58 +37,39 @@ SELF_EXPLANATORY = (UserError, Divergence, ClientFailure, ComponentFailure, Rank
 # --- rounds on the terminal ---
 
 
-class RoundDisplay(Protocol):
-    """Display of finished rounds."""
+class RoundDisplay:
+    """Finished rounds: a bar if standard output is the user's terminal, plain lines otherwise."""
+
+    def __init__(self, rounds: int, first: int, interval: float, launched: bool = False):
+        self._rounds, self._first, self._interval = rounds, first, interval
+        self._started, self._shown = time.perf_counter(), float("-inf")
+        self._bar: Progress | None = None
+        if on_terminal() and not launched:
+            place = Column(no_wrap=True, min_width=len(f"round {rounds}/{rounds}"))  # narrow terminals cut the facts
+            shown = TextColumn("round {task.completed}/{task.total}", table_column=place)
+            columns = (shown, BarColumn(12), "{task.fields[facts]}", TimeRemainingColumn(compact=True))
+            self._bar = Progress(*columns, console=console())
+            self._task = self._bar.add_task("", total=rounds, completed=first, facts="")
+            self._bar.start()
 
     def update(self, record: Record) -> None:
         """Show a finished round."""
+        now, done = time.perf_counter(), record["round"] + 1
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, facts="  ".join(_facts(record)))
+        elif now - self._shown >= self._interval or done == self._rounds:
+            times, seconds = [], now - self._started
+            if done == self._rounds:
+                times = [f"{readable_duration(seconds)} in all"]
+            elif self._shown > 0:  # the first line has nothing to estimate from
+                times = [f"{readable_duration(seconds / max(1, done - self._first) * (self._rounds - done))} left"]
+            self._shown = now
+            print("  ".join([f"round {done}/{self._rounds}", *_facts(record), *times]), flush=True)
 
     def close(self) -> None:
         """End the display."""
-
-
-def open_display(rounds: int, first: int, interval: float, launched: bool = False) -> RoundDisplay:
-    """Return a bar if standard output is the user's terminal, plain lines otherwise."""
-    return _Bar(rounds, first) if on_terminal() and not launched else _Lines(rounds, first, interval)
-
-
-class _Bar:
-    """Line at the bottom that is redrawn; other output appears above it."""
-
-    def __init__(self, rounds: int, first: int):
-        place = Column(no_wrap=True, min_width=len(f"round {rounds}/{rounds}"))  # narrow terminals cut the facts
-        shown = TextColumn("round {task.completed}/{task.total}", table_column=place)
-        columns = (shown, BarColumn(12), "{task.fields[facts]}", TimeRemainingColumn(compact=True))
-        self._progress = Progress(*columns, console=console())
-        self._task = self._progress.add_task("", total=rounds, completed=first, facts="")
-        self._progress.start()
-
-    def update(self, record: Record) -> None:
-        self._progress.update(self._task, completed=record["round"] + 1, facts="  ".join(_facts(record)))
-
-    def close(self) -> None:
-        self._progress.stop()
-
-
-class _Lines:
-    def __init__(self, rounds: int, first: int, interval: float):
-        self._rounds, self._first, self._interval = rounds, first, interval
-        self._started, self._shown = time.perf_counter(), float("-inf")
-
-    def update(self, record: Record) -> None:
-        now, done = time.perf_counter(), record["round"] + 1
-        if now - self._shown < self._interval and done < self._rounds:
-            return
-        times, seconds = [], now - self._started
-        if done == self._rounds:
-            times = [f"{readable_duration(seconds)} in all"]
-        elif self._shown > 0:  # the first line has nothing to estimate from
-            times = [f"{readable_duration(seconds / max(1, done - self._first) * (self._rounds - done))} left"]
-        self._shown = now
-        print("  ".join([f"round {done}/{self._rounds}", *_facts(record), *times]), flush=True)
-
-    def close(self) -> None:
-        sys.stdout.flush()
+        if self._bar is not None:
+            self._bar.stop()
 
 
 def _facts(record: Record) -> list[str]:
@@ -173,18 +153,10 @@ class TerminalWarnings(logging.Handler):
 # --- RUN/run.log ---
 
 
-class _Onwards(logging.Handler):
-    """Handler that passes records from a level on to the handlers above fedmpi's logger."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if log.parent is not None and log.parent.hasHandlers():
-            log.parent.callHandlers(record)
-
-
 class RunLog(logging.FileHandler):
     """Handler that writes the file; if that fails, it warns once and the run continues.
 
-    While it listens, fedmpi's logger passes INFO records, but the program's own handlers get no more than without it.
+    While it listens, fedmpi's logger passes INFO records.
     """
 
     _failed = False
@@ -195,20 +167,14 @@ class RunLog(logging.FileHandler):
 
     def listen(self) -> None:
         """Write fedmpi's records from now on."""
-        self._before = log.level, log.propagate
-        self._onwards = _Onwards(log.getEffectiveLevel())
+        self._before = log.level
         log.addHandler(self)
-        if log.propagate:  # False within another run, or if the user has switched propagation off
-            log.addHandler(self._onwards)
         log.setLevel(logging.INFO)
-        log.propagate = False
 
     def leave(self) -> None:
         """Restore the logger."""
         log.removeHandler(self)
-        log.removeHandler(self._onwards)
-        level, log.propagate = self._before
-        log.setLevel(level)
+        log.setLevel(self._before)
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Warn once, without a traceback."""
@@ -243,7 +209,6 @@ class TensorBoard:
         while any(folder.glob(f"events.out.tfevents.{int(time.time()):010d}.*")):  # readers sort the files by name
             time.sleep(0.05)
         self._writer = SummaryWriter(str(folder), purge_step=first)
-        self._excepthook, threading.excepthook = threading.excepthook, self._raised_in_thread
 
     def record(self, record: Record) -> None:
         """Write the numbers of a finished round."""
@@ -256,15 +221,7 @@ class TensorBoard:
 
     def close(self) -> None:
         """Write the last events and close the file."""
-        try:
-            self._writer.close()
-        finally:
-            threading.excepthook = self._excepthook
-
-    def _raised_in_thread(self, args: threading.ExceptHookArgs) -> None:
-        """Ignore errors of TensorBoard's writing thread, which its next call raises again."""
-        if not (isinstance(args.exc_value, OSError) and type(args.thread).__module__.startswith("tensorboard")):
-            self._excepthook(args)
+        self._writer.close()
 
 
 def tags(record: Record) -> dict[str, float]:

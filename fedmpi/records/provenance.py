@@ -37,9 +37,8 @@ from fedmpi.common.registry import KINDS, SOURCE, Component, in_memory, is_digit
 from fedmpi.config import Config, config_toml
 from fedmpi.config.keys import components_of
 from fedmpi.config.layers import dotted, read_toml
-from fedmpi.config.loading import given_config
 from fedmpi.config.writing import differences
-from fedmpi.data.schema import MANIFEST, read_manifest
+from fedmpi.data.schema import read_manifest
 
 log = logging.getLogger("fedmpi")
 PACKAGES = ("site-packages", "dist-packages")
@@ -279,34 +278,17 @@ def digest_of(shards: Any) -> str | None:
         return None
 
 
-def find_shards(run: Path, shards: str) -> str | None:
-    """Return the folder of a run's shards: as written, else beside the run or above it.
-
-    The last names of the written path are searched in the run folder and in each folder above it.
-    """
-    digest = recorded_digest(run)
-    if digest is None:
-        return None
-    parts = Path(shards).parts
-    tails = [Path(*parts[place:]) for place in range(1 if Path(shards).is_absolute() else 0, len(parts))]
-    places = [Path(shards), *(above / tail for above in run.resolve().parents for tail in tails)]
-    found = (place for place in places if os.path.isfile(place / MANIFEST))
-    return next((str(place) for place in found if digest_of(place) == digest), None)
-
-
-def with_found_shards(path: Path, config: Config, strict: bool = True) -> Config:
-    """Return the configuration of a run's config.toml, with its shards found if the folder was moved."""
+def refuse_other_shards(path: Path, config: Config) -> None:
+    """Reject a run's config.toml if the folder of its shards now holds other data, or is gone."""
     digest, shards = recorded_digest(path.parent), config.data.source.name
     if path.name != CONFIGURATION or digest is None or dotted(read_toml(path)).get(SHARDS) != shards:
-        return config
-    found = find_shards(path.parent, shards)
-    if found is None and strict:
-        there = "holds other data than" if digest_of(shards) else "is not a folder with the data that"
+        return
+    if (present := digest_of(shards)) != digest:
+        there = "holds other data than" if present else "is not a folder with the data that"
         raise UserError(
-            f"{SHARDS} = {shards!r} {there} {path.parent} was trained on, and no folder nearby has that data. Give "
-            f"the folder of the shards with the checksum {digest[:12]}…, --set {SHARDS}=FOLDER"
+            f"{SHARDS} = {shards!r} {there} {path.parent} was trained on. Give the folder of the shards with the "
+            f"checksum {digest[:12]}…, --set {SHARDS}=FOLDER"
         )
-    return config if found in (None, shards) else given_config(config, {SHARDS: found})
 
 
 def _is_folder(shards: Any) -> bool:

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from fedmpi.config import Config, config_toml
 from fedmpi.config.writing import not_repeatable
 from fedmpi.mpi import Cluster
 from fedmpi.mpi.ranks import on_server
-from fedmpi.records.checkpoint import Beside, Checkpoint, copied, model_file, newest_checkpoint, save_checkpoint
+from fedmpi.records.checkpoint import Checkpoint, copied, model_file, newest_checkpoint, save_checkpoint
 from fedmpi.records.history import History, Record, as_line
 from fedmpi.records.hold import Hold
 from fedmpi.records.progress import RunLog, TensorBoard
@@ -72,8 +73,9 @@ class Recorder:
             raise _unwritable(folder, error) from error
         self._tensorboard: TensorBoard | None = None
         self._summed = hashlib.sha256()
-        self._beside = Beside()
-        self.history = History(config, keeps=False)
+        self._thread = ThreadPoolExecutor(1, "fedmpi-checkpoint")
+        self._saving: Future[None] | None = None
+        self.history = History(config, keeps=False, folder=folder)
         self.clients = ClientTable(folder)
 
     def _claim(self, resume: bool) -> Hold:
@@ -141,8 +143,7 @@ class Recorder:
             self._take_changes(first)
             self.clients.resume(first, rows)
             write_whole(self.folder / "metrics.jsonl", *kept)
-            for line in kept:
-                self.history.add(json.loads(line))
+            self.history.rounds = len(kept)
             if self.config.logging.tensorboard:
                 self._tensorboard = TensorBoard(self.folder, len(kept))
         if checkpoint:
@@ -164,7 +165,6 @@ class Recorder:
             write_whole(self.folder / "config.toml", self._mark, self.changes.text(self.config, next_round))
             for note in self.changes.noted(next_round)[len(self.changes.earlier) :]:
                 log.info(note.removeprefix("# "))
-        self.history.changes = [note.removeprefix("# ") for note in self.changes.noted(next_round)]
 
     def _begin_again(self) -> None:
         """Warn that records without a checkpoint are dropped; reject a finished run."""
@@ -193,7 +193,8 @@ class Recorder:
 
     def write(self, record: Record) -> None:
         """Append one round's record to metrics.jsonl and TensorBoard."""
-        self._beside.check()
+        if self._saving is not None and self._saving.done():
+            self.saved()  # raises its error
         with self._writing():
             line = as_line(record)
             with open(self.folder / "metrics.jsonl", "ab") as file:
@@ -213,6 +214,7 @@ class Recorder:
 
         The present values are copied and written during the following rounds; the next call raises an error of that.
         """
+        self.saved()
         checkpoint = copied(next_round, tensors, {**header, **self.counted()})
         seen = self.clients.take()
 
@@ -222,7 +224,7 @@ class Recorder:
                 self.clients.write(seen, next_round)
                 save_checkpoint(self.checkpoints, checkpoint, self.config.checkpoint.keep)
 
-        self._beside.start(save)
+        self._saving = self._thread.submit(save)
 
     def counted(self) -> Record:
         """Return header entries about the records before the checkpoint, and the seconds until now."""
@@ -234,8 +236,10 @@ class Recorder:
         self.clients.add(table)
 
     def saved(self) -> None:
-        """Wait until the last checkpoint is on the disk."""
-        self._beside.wait()
+        """Wait until the last checkpoint is on the disk, and raise its error."""
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.result()
 
     def finish(self, model: nn.Module, facts: Record, confusion: Confusion | None = None) -> Record:
         """Write the final model, its confusion matrix if known, and the summary; return the summary."""
@@ -265,6 +269,7 @@ class Recorder:
                 if self._tensorboard is not None:
                     self._tensorboard.close()
         finally:
+            self._thread.shutdown(wait=False)
             self._handler.leave()
             with suppress(OSError):
                 self._handler.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedmpi.records.progress import open_display
+from fedmpi.records.progress import RoundDisplay
 from tests.end_to_end.runs import SECONDS, run_on_terminal
 from tests.mpi.launch import run_alone
 
@@ -35,7 +35,7 @@ def test_a_launched_run_prints_plain_lines_even_on_a_terminal(
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    display = open_display(3, 0, 0.0, launched=True)
+    display = RoundDisplay(3, 0, 0.0, launched=True)
     for t in range(3):
         display.update({"round": t, "train_loss": 1.5, "test_accuracy": 0.25, "participants": 4, "seconds": 2.0})
     display.close()

@@ -174,7 +174,6 @@ def test_allowed_changes_take_effect_and_equal_a_run_started_with_them(undisturb
         "# changed before round 6: data.verify: True -> False",
         "# changed before round 6: evaluation.target_accuracy: 0.3 -> unset",
     ]
-    assert json.loads((run / "summary.json").read_text())["changes"] == [note.removeprefix("# ") for note in notes]
     assert "changed before round 6: rounds: 9 -> 8" in (run / "run.log").read_text()
 
 
