@@ -1,4 +1,4 @@
-"""Allocations in whole numbers: sums, bounds, expectations by enumeration, and the spreads behind Neyman's."""
+"""Allocations in whole numbers: sums, bounds, expectations by enumeration; and the cohorts drawn by them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.spatial.distance import pdist
 
-from fedmpi.clients.strata import _exact_shares, allocate, bounded_shares, stratum_spreads, systematic_rounding
+from fedmpi.clients.strata import Strata, _exact_shares, allocate, make_strata, stratified, systematic_rounding
 from fedmpi.common.apportionment import largest_remainders
 from fedmpi.common.streams import Purpose, Streams
 
@@ -65,44 +64,8 @@ def test_proportional_rounding_has_exactly_the_expected_value_m_times_share(size
     assert np.array_equal(outcomes.sum(axis=0) * total, count * sizes_array * denominator)
 
 
-def test_neyman_minimizes_the_variance_of_the_stratified_mean_among_all_allocations() -> None:
-    """Σ N_h² S_h² / m_h over all whole allocations of 9 draws: ours is within 2 % of the best."""
-    sizes, spreads = np.array([12, 7, 20]), np.array([1.0, 4.0, 0.7])
-    grid = [(a, b, 9 - a - b) for a in range(1, 8) for b in range(1, 8) if 9 - a - b >= 1]
-    variances = [sum((sizes * spreads) ** 2 / np.array(split)) for split in grid]
-    ours = sum((sizes * spreads) ** 2 / allocate("neyman", sizes, spreads, 9, stream()).draws)
-    assert ours <= 1.02 * min(variances)
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.data())
-def test_bounded_shares_are_a_common_multiple_of_the_weights_cut_at_the_bounds(data: st.DataObject) -> None:
-    """Solved independently by bisection on λ."""
-    size = data.draw(st.integers(1, 7))
-    weights = np.array([data.draw(st.floats(0.01, 100)) for _ in range(size)])
-    lower = np.array([data.draw(st.integers(0, 2)) for _ in range(size)], float)
-    upper = lower + np.array([data.draw(st.integers(0, 10)) for _ in range(size)], float)
-    total = data.draw(st.floats(lower.sum(), upper.sum()))
-    low, high = 0.0, 1e6
-    for _ in range(200):
-        middle = (low + high) / 2
-        low, high = (middle, high) if np.clip(middle * weights, lower, upper).sum() < total else (low, middle)
-    assert bounded_shares(weights, weights, lower, upper, total) == pytest.approx(
-        np.clip(high * weights, lower, upper), abs=1e-6
-    )
-
-
 def test_largest_remainders_go_to_the_largest_fractions() -> None:
     assert largest_remainders(np.array([1.2, 2.7, 3.1]), 7).tolist() == [1, 3, 3]
-
-
-def test_spread_is_the_root_mean_squared_distance_to_the_centroid() -> None:
-    vectors = np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32)
-    labels = np.array([0, 0, 0, 0, 1, 2, 2, -1, -1])
-    first, second, third = stratum_spreads(vectors, labels)
-    assert first == pytest.approx(np.sqrt(vectors[:4].var(axis=0).sum()), rel=1e-5)
-    assert second == 0.0
-    assert third == pytest.approx(np.linalg.norm(vectors[5] - vectors[6]) / 2, rel=1e-5)
 
 
 def test_neyman_with_fewer_draws_than_strata_can_draw_every_stratum() -> None:
@@ -110,7 +73,39 @@ def test_neyman_with_fewer_draws_than_strata_can_draw_every_stratum() -> None:
     assert expected == pytest.approx(2 * np.array([1, 5, 10, 5]) / 21)
 
 
-def test_pairwise_spread_is_the_mean_distance_of_two_clients() -> None:
-    vectors = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
-    values = stratum_spreads(vectors, np.array([0, 0, 0, 0, 0, 1]), "pairwise")
-    assert values == pytest.approx([pdist(vectors[:5]).mean(), 0.0], rel=1e-5)
+# Stratified cohorts
+
+LABELS = np.array([0] * 20 + [1] * 12 + [2] * 6 + [-1] * 2 + [3] * 2)
+NORMS = np.random.default_rng(0).lognormal(size=len(LABELS))
+
+
+def four_strata(norms: np.ndarray | None = NORMS) -> Strata:
+    return make_strata(LABELS, np.array([1.0, 2.0, 0.5, 0.0]), norms)
+
+
+@pytest.mark.parametrize("allocation", ["proportional", "neyman", "equal"])
+@pytest.mark.parametrize("draw", ["uniform", "importance"])
+@pytest.mark.parametrize("count", [1, 8, 40, 100])
+def test_a_cohort_is_sorted_of_the_requested_size_and_keeps_to_its_allocation(
+    allocation: str, draw: str, count: int
+) -> None:
+    cohort = stratified(four_strata(), 42, count, Streams(0), 3, allocation=allocation, draw=draw)  # type: ignore[arg-type]
+    assert len(cohort.clients) == min(count, 40)
+    assert (np.diff(cohort.clients) > 0).all()
+    assert cohort.stratum is not None and cohort.strata is not None
+    assert np.array_equal(cohort.stratum, LABELS[cohort.clients])
+    assert np.array_equal(np.bincount(cohort.stratum, minlength=4), cohort.strata.draws)
+    assert ((cohort.inclusion > 0) & (cohort.inclusion <= 1 + 1e-12)).all()
+
+
+def test_the_rest_of_a_cluster_represents_unavailable_clients() -> None:
+    available = np.setdiff1d(np.arange(42), np.arange(12))
+    cohort = stratified(four_strata(), available, 20, Streams(0), 0)
+    assert cohort.strata is not None
+    assert cohort.strata.draws[0] == 8  # its share is 10: what it cannot supply goes to other strata
+    assert cohort.strata.draws.sum() == 20
+    assert not np.isin(cohort.clients, np.arange(12)).any()
+    some = stratified(four_strata(), available, 10, Streams(0), 0)
+    assert some.strata is not None
+    assert some.strata.draws.tolist() in ([5, 3, 2, 0], [5, 3, 1, 1], [5, 3, 2, 1])
+    assert some.inclusion[some.stratum == 0] == pytest.approx(np.full(5, 5 / 8))

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from sklearn.metrics import adjusted_rand_score
 
 from fedmpi import UserError
 from fedmpi.clients import stratifier
-from fedmpi.clients.stratifier import Stratifier, kmeans, optics, strata_of_clusters
+from fedmpi.clients.stratifier import kmeans, optics, strata_of_clusters
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.config import load_config
-from fedmpi.mpi import Cluster
 
 GENERATOR = np.random.default_rng(0)
 GROUPS = np.repeat(np.arange(5), 8)
@@ -25,14 +22,6 @@ NEAREST = GROUPS[((LONERS[40:, None].astype(float) - CLOUDS) ** 2).sum(axis=2).a
 
 def stream(seed: int = 0) -> np.random.Generator:
     return Streams(seed).generator(Purpose.CLUSTERING)
-
-
-def test_kmeans_finds_well_separated_groups() -> None:
-    def inertia(labels: np.ndarray) -> float:
-        return float(sum(np.square(own - own.mean(0)).sum() for own in (CLOUDS[labels == h] for h in set(labels))))
-
-    best = min((kmeans(CLOUDS, 5, stream(seed)) for seed in range(10)), key=inertia)
-    assert adjusted_rand_score(GROUPS, best) == 1.0
 
 
 def test_kmeans_starts_where_its_stream_says() -> None:
@@ -76,18 +65,6 @@ def test_clients_alone_of_their_kind_follow_the_noise_rule(noise: str, loners: l
     labels = strata_of_clusters(optics(LONERS), LONERS, noise)  # type: ignore[arg-type]
     assert adjusted_rand_score(GROUPS, labels[:40]) == 1.0
     assert labels[40:].tolist() == loners
-    settings = [
-        "clients.sampler.features=full-gradient",
-        "clients.sampler.within_stratum=uniform",
-        f"clients.sampler.clustering.outliers={noise}",
-    ]
-    config = load_config(None, ["preset=fedsso", *settings])
-    run = Stratifier(
-        config, Cluster.connect(), (0, 43), 43, 30, lambda clients: clients,
-        lambda t, model, clients: iter([(clients, torch.from_numpy(LONERS[clients]))]), Streams(0),
-    )  # fmt: skip
-    run.observe(0, torch.zeros(30))
-    assert run.strata is not None and np.array_equal(run.strata.labels, labels)
 
 
 def test_dropping_all_clients_is_rejected() -> None:

@@ -52,16 +52,6 @@ def test_short_gradients_are_compressed_optimally(law: str) -> None:
     assert squared_error(values, restore(compress(values[None], 4))[0]) == pytest.approx(best, rel=1e-4, abs=1e-12)
 
 
-def test_every_value_goes_to_its_nearest_centre_and_every_centre_is_the_mean_of_its_values() -> None:
-    values = gradients("heavy-tailed", 3000)
-    centres, indices = compress(values[None], 9)
-    distance = np.abs(values[:, None] - centres[0].astype(np.float64))
-    assert np.allclose(distance[np.arange(3000), indices[0]], distance.min(axis=1), atol=1e-5)
-    means = [values[indices[0] == level].mean(dtype=np.float64) for level in range(9)]
-    assert centres[0] == pytest.approx(means, rel=1e-5)
-    assert (np.diff(centres[0]) > 0).all()
-
-
 def test_clients_compressed_together_or_alone_give_bit_identical_values() -> None:
     block = np.stack([gradients(law, 700, seed) for seed, law in enumerate(LAWS)])
     together = compress(block, 9)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedmpi import Cohort, UserError
-from fedmpi.clients.cohort import StrataSummary
+from fedmpi import UserError
 from fedmpi.clients.designs import uniform
-from fedmpi.clients.devices import Devices, draw_devices, first_to_arrive, participant_seconds, survivors
+from fedmpi.clients.devices import Devices, draw_devices, first_to_arrive
 from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
 
@@ -49,18 +48,6 @@ def test_over_selection_takes_the_first_to_arrive() -> None:
     assert taken.inclusion == pytest.approx(np.full(4, 4 / 20))
 
 
-@pytest.mark.parametrize("before", [None, [0.5, 0.25, 0.8]])
-def test_a_stratum_is_represented_unless_all_who_were_asked_drop_out(before: list[float] | None) -> None:
-    """Three clients of the first stratum were invited, one of the second, none of the third."""
-    known = None if before is None else np.array(before)
-    strata = StrataSummary(np.array([6, 9, 5]), np.array([3, 1, 1]), np.zeros(3), known)
-    cohort = Cohort(np.array([1, 4, 7, 12]), np.full(4, 0.5), stratum=np.array([0, 1, 0, 0]), strata=strata)
-    left = survivors(STREAMS, 0, cohort, 20, 0.4)
-    expected = np.array(before or [1.0, 1.0, 1.0]) * [1 - 0.4**3, 0.6, 1.0]
-    assert left.strata is not None and left.strata.represented == pytest.approx(expected)
-    assert left.inclusion == pytest.approx(np.full(len(left.clients), 0.5 * 0.6))
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -77,9 +64,3 @@ def test_a_stratum_is_represented_unless_all_who_were_asked_drop_out(before: lis
 def test_impossible_rates_are_rejected(options: dict) -> None:
     with pytest.raises(UserError, match=r"devices\.speed"):
         devices(3, **options)
-
-
-def test_seconds_are_compute_plus_both_transfers() -> None:
-    given = Devices(np.array([10.0, 100.0]), np.array([50.0, 25.0]), np.array([200.0, 400.0]))
-    seconds = participant_seconds(given, np.array([1, 0]), np.array([300, 20]), 400, 100)
-    assert seconds == pytest.approx([300 / 100 + 400 / 400 + 100 / 25, 20 / 10 + 400 / 200 + 100 / 50])

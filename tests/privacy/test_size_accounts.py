@@ -103,14 +103,7 @@ def test_unclipped_answers_of_large_clients_are_counted_as_unprotected():
     assert [plan.facts["size_epsilon_max"] for plan in plans] == [3.0, math.inf]
 
 
-def test_a_single_unclipped_client_is_said_once_with_the_key(caplog: pytest.LogCaptureFixture):
-    """One of eight is above M − 1 = 29, and one of a thousand is said as well."""
-    rule = ("samples.size.estimate=randomized-response", "samples.size.max_size=30", "samples.size.clip=false")
-    giving = planner(*PRIVATE, *rule)
-    with caplog.at_level(logging.WARNING, "fedmpi"):
-        assert [giving.plan(t).facts["size_unprotected"] for t in range(2)] == [1, 1]
-    said = [record.message for record in caplog.records if "samples.size.clip = false" in record.message]
-    assert len(said) == 1 and "1 of the 8 clients" in said[0]
+def test_a_single_unclipped_client_is_reported():
     sizes = np.array([500, *[5] * 999])
     found = estimate_total("randomized-response", sizes, 1.0, 300, np.random.default_rng(3), clip=False)
     assert list(saturations(found, 10, 300)) == ["unclipped"]
@@ -126,13 +119,6 @@ def test_a_checkpoint_without_an_account_is_rejected_by_name(lost: str):
         counting.load(state)
 
 
-def test_every_answer_costs_its_epsilon():
-    ledger = PrivacyLedger(4, 1.5)
-    assert ledger.record(None) == LedgerEntry(1.5, 1.5, 1.5)
-    assert ledger.record(np.array([0, 2])) == LedgerEntry(1.5, 3.0, pytest.approx(2.25))
-    assert spent(ledger).tolist() == [3.0, 1.5, 3.0, 1.5]
-
-
 def test_a_memoized_answer_is_paid_for_once():
     ledger = PrivacyLedger(4, 2.0, memoize=True)
     assert ledger.record(np.array([1])) == LedgerEntry(2.0, 2.0, 0.5)
@@ -142,12 +128,14 @@ def test_a_memoized_answer_is_paid_for_once():
     assert ledger.record(None) == LedgerEntry(0.0, 2.0, 2.0)
 
 
-def test_a_client_whose_size_is_known_has_spent_without_bound():
+def test_every_answer_costs_its_epsilon_and_without_bound_if_the_size_is_known():
     ledger = PrivacyLedger(4, 1.5)
+    assert ledger.record(None) == LedgerEntry(1.5, 1.5, 1.5)
+    assert ledger.record(np.array([0, 2])) == LedgerEntry(1.5, 3.0, pytest.approx(2.25))
     assert ledger.record(None, np.array([2])) == LedgerEntry(math.inf, math.inf, math.inf, 1)
     assert ledger.record(None, np.array([2])) == LedgerEntry(1.5, math.inf, math.inf, 1)
     assert ledger.record(None, np.array([0, 2])) == LedgerEntry(math.inf, math.inf, math.inf, 2)
-    assert spent(ledger).tolist() == [math.inf, 4.5, math.inf, 4.5]
+    assert spent(ledger).tolist() == [math.inf, 6.0, math.inf, 6.0]
 
 
 def test_a_ledger_continues_from_its_state():

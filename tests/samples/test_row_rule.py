@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 import fedmpi
-from fedmpi import ComponentFailure, UserError, data_sampler
+from fedmpi import ComponentFailure, data_sampler
 from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.config.loading import given_config
 from fedmpi.samples.row_rule import Pool, RowClient, RowRule
 
 LABELS = [np.array([0, 1, 1, 2]), np.array([], np.int64), np.array([3, 3, 3]), np.array([0, 0, 1, 2, 2, 2])]
@@ -78,7 +77,7 @@ def test_a_rule_cannot_change_the_labels_that_are_trained_on() -> None:
 
 @pytest.mark.parametrize(
     "answer",
-    [[2, 0], np.array([2, 0], np.uint8), [1, 1], [0, 4], [-1, 0], [True, False] * 2, [[0, 1]], [0.0, 1.0], None, "all"],
+    [np.array([2, 0], np.uint8), [1, 1], [0, 4], [-1, 0], [True, False] * 2, [[0, 1]], [0.0, 1.0], None],
     ids=str,
 )
 def test_what_are_no_rows_is_rejected_naming_component_client_and_round(answer: Any) -> None:
@@ -107,24 +106,6 @@ def test_positions_of_a_pooled_rule_are_checked_too(answer: list[int]) -> None:
 
     with pytest.raises(ComponentFailure, match="positions"):
         asked(wrong).positions(0, np.array([10]), 1.0, 2, 8)
-
-
-def test_a_pooled_rule_has_generators_by_block() -> None:
-    pool = Pool(3, np.array([5]), 0, 5, 1.0, None, Streams(8))
-    assert pool.generator(2).random() == Streams(8).generator(Purpose.SAMPLES, 3, 2).random()
-
-
-def test_a_rule_that_sees_the_sizes_of_others_does_not_go_with_noise() -> None:
-    @data_sampler(pooled=True)
-    def every_second(pool: Pool) -> np.ndarray:
-        return np.arange(pool.start + pool.start % 2, pool.stop, 2)
-
-    private = {"clients.sampler": "all", "server.weights": "uniform", "privacy.clip_norm": 1.0}
-    noisy = {**private, "privacy.noise_multiplier": 1.0}
-    with pytest.raises(UserError, match="every_second.* sees the sizes of the whole cohort"):
-        given_config({"samples.sampler": every_second, **noisy}, {})
-    given_config({"samples.sampler": every_second, **private}, {})
-    given_config({"samples.sampler": ones, **noisy}, {})
 
 
 def test_a_pooled_sampler_is_given_the_requested_share_of_all_available_samples() -> None:

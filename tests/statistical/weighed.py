@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -40,10 +41,15 @@ def coefficients(
     return found * used if chosen.per_sample else found * ((used > 0) | chosen.averages_models)
 
 
+@cache
+def availability(law: str, streams: Streams) -> ClientAvailability:
+    """Return a model given as "bernoulli clients.availability.probability=0.3"."""
+    return ClientAvailability(load_config(None, f"clients.sampler=all clients.availability={law}".split()), streams)
+
+
 def there(law: str, streams: Streams, round: int, clients: int, labels: Ints | None = None) -> Ints:
-    """Return the available clients of a round for a model as "bernoulli clients.availability.probability=0.3"."""
-    config = load_config(None, f"clients.sampler=all clients.availability={law}".split())
+    """Return the clients that such a model makes available in a round."""
     counts = None if labels is None else lambda: np.eye(labels.max() + 1, dtype=np.int64)[labels]
     view = View(round, clients, np.ones(clients, np.int64), clients, streams, counts=counts)
-    present = ClientAvailability(config, streams).present(view)
+    present = availability(law, streams).present(view)
     return np.arange(present) if isinstance(present, int) else present
