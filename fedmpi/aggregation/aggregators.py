@@ -46,11 +46,8 @@ else:
 
 EXCHANGED_VALUES = 1 << 24
 """Values that a rank sends at once, unless one update is longer."""
-BLOCK_VALUES = 1 << 22
-"""Values of a block over all selected clients, 16 MiB as float32, if m and d allow it."""
-LEAST_BLOCKS = 64
-"""Number of blocks of a model if each keeps LEAST_WIDTH coordinates: so many ranks can have a share."""
-LEAST_WIDTH, MOST_WIDTH = 256, 1 << 16
+BLOCK_WIDTH = 2048
+"""Coordinates of a block that is not measured, or of which there are few updates."""
 MEASURED_WIDTH = 16
 """Factor of m in the smallest width of a measured block: a measurement (up to m × m float64) takes an eighth of it."""
 
@@ -229,7 +226,7 @@ class CombinedSum:
     def begin(self, plan: Plan, start: Tensor) -> None:
         """Set the round, whether coefficients should add up to 1, and the largest number of updates."""
         self._round, self._normalize = plan.round, plan.normalize
-        self._width = block_width(len(plan.clients), self.values, self.aggregator.measures)
+        self._width = max(BLOCK_WIDTH, MEASURED_WIDTH * len(plan.clients) * self.aggregator.measures)
         blocks = -(-self.values // self._width)
         shares = blocks * np.arange(self.cluster.size + 1) // self.cluster.size
         self._borders = np.minimum(shares * self._width, self.values)
@@ -313,15 +310,6 @@ class CombinedSum:
         total = None if gathered is None else [reduce(np.add, [block for blocks in gathered for block in blocks])]
         whole: Floats = self.cluster.broadcast(total)[0]
         return torch.from_numpy(whole)
-
-
-def block_width(participants: int, values: int, measuring: bool) -> int:
-    """Return s, the coordinates of a block: a function of m and d alone, so that blocks are equal for any number of
-    ranks.
-    """
-    fitting = min(BLOCK_VALUES // max(participants, 1), MOST_WIDTH)
-    width = max(LEAST_WIDTH, min(fitting, -(-values // LEAST_BLOCKS)))
-    return max(width, MEASURED_WIDTH * participants) if measuring else width
 
 
 @contextmanager

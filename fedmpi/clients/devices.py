@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpi.clients.cohort import Cohort, StrataSummary
+from fedmpi.common.apportionment import places_within
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
 from fedmpi.config.server_tables import DevicesTable, LognormalRate, Rate, RateClasses
@@ -130,8 +131,8 @@ def _filled_places(cohort: Cohort, survival: float) -> Floats | float:
     places = cohort.strata.draws
     asked = np.bincount(cohort.stratum, minlength=len(places))
     of = np.repeat(np.arange(len(places)), places)  # the stratum of every place
-    place = np.arange(len(of)) - np.repeat(np.cumsum(places) - places, places)
-    filled = np.bincount(of, bdtrc(place.astype(np.float64), asked[of], survival), minlength=len(places))
+    place = places_within(places).astype(np.float64)
+    filled = np.bincount(of, bdtrc(place, asked[of], survival), minlength=len(places))
     return np.asarray((filled / np.maximum(places, 1))[cohort.stratum])
 
 
@@ -144,8 +145,6 @@ def _still_represented(stratum: Ints, strata: StrataSummary, drop_out: float) ->
 
 def _place_in_stratum(stratum: Ints, strata: int) -> Ints:
     """Number the clients of each stratum 0, 1, 2, … in the given order."""
-    by_stratum = np.argsort(stratum, kind="stable")
-    sizes = np.bincount(stratum, minlength=strata)
     place = np.empty(len(stratum), np.int64)
-    place[by_stratum] = np.arange(len(stratum)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    place[np.argsort(stratum, kind="stable")] = places_within(np.bincount(stratum, minlength=strata))
     return place

@@ -10,13 +10,23 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from fedmpi.clients.cohort import Cohort, full_participation
-from fedmpi.clients.designs import Design, importance, one_after_another, uniform, weighted
+from fedmpi.clients.cohort import Cohort, StrataSummary, full_participation, invited
+from fedmpi.clients.designs import (
+    Design,
+    draw_by_norm,
+    draw_uniformly,
+    importance,
+    inclusion_by_norm,
+    one_after_another,
+    uniform,
+    weighted,
+)
 from fedmpi.clients.sampler import View
-from fedmpi.clients.strata import stratified
+from fedmpi.clients.strata import Rule, allocate
 from fedmpi.common.decorators import client_sampler
 from fedmpi.common.errors import UserError
 from fedmpi.common.options import only_with
+from fedmpi.common.streams import Purpose
 from fedmpi.common.types import Floats, Ints
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -62,15 +72,22 @@ def importance_clients(view: View, *, design: Design = "systematic") -> Cohort:
 
 
 @client_sampler(name="stratified", needs=("strata",))
-def stratified_clients(
+def stratified(
     view: View,
     *,
-    allocation: Literal["proportional", "neyman", "equal"] = "neyman",
+    allocation: Rule = "neyman",
     every_stratum: Annotated[bool, only_with("allocation", "neyman")] = True,
     within_stratum: Literal["uniform", "importance"] = "importance",
     design: Annotated[Design, only_with("within_stratum", "importance")] = "systematic",
 ) -> Cohort:
-    """Draw from every stratum separately (FedSSO, FedSTS, FedSTaS).
+    """Draw from every stratum separately (FedSSO, Algorithm 1, lines 4-8; FedSTS; FedSTaS, Algorithm 2).
+
+    Quotas m_h follow from all clients of a stratum, but only its available clients are drawn: the rest of a cluster
+    substitutes for the unavailable ones (FedSSO, §2.2). Only the places that a stratum cannot fill go to other strata.
+
+    With over-selection, ⌈m_h · over_selection⌉ clients are invited in every stratum, and the server takes the first m_h
+    to arrive. The cohort's `inclusion` is the probability, over allocation and draw and given the available clients, of
+    being among these, if arrival within a stratum is independent of the draw.
 
     Parameters
     ----------
@@ -84,20 +101,54 @@ def stratified_clients(
         Importance draws: systematic PPS, whose inclusion probabilities are known, or sequential drawing (as worded in
         the paper).
     """
-    strata = view.strata
+    strata, over = view.strata, view.over_selection
     assert strata is not None
-    return stratified(
-        strata,
-        view.present,
-        view.wanted(int(strata.sizes.sum())),
-        view.streams,
-        view.round,
-        allocation=allocation,
-        every_stratum=every_stratum,
-        draw=within_stratum,
-        design=design,
-        over_selection=view.over_selection,
-    )
+    candidates = view.available[strata.labels[view.available] >= 0]
+    members = _by_stratum(candidates, strata.labels[candidates], len(strata.sizes))
+    capacity = np.array([len(part) for part in members], np.int64)
+    rounding = view.streams.generator(Purpose.ALLOCATION, view.round)
+    count = view.wanted(int(strata.sizes.sum()))
+    split = allocate(allocation, strata.sizes, strata.spreads, count, rounding, capacity, every_stratum)
+    generator = view.streams.generator(Purpose.STRATUM_DRAW, view.round)
+    chosen, inclusion = [np.empty(0, np.int64)], [np.empty(0)]
+    for present, draws, expected in zip(members, split.draws.tolist(), split.expected.tolist(), strict=True):
+        if not draws:
+            continue
+        asked = invited(draws, over, len(present))
+        if within_stratum == "uniform" or strata.norms is None:
+            places = draw_uniformly(len(present), asked, generator)
+            chances = np.full(asked, expected / len(present))
+        else:
+            norms = strata.norms[present]
+            places = draw_by_norm(norms, asked, generator, design)
+            chances = _expected_inclusion(norms, expected, over, design)[places]
+        chosen.append(present[places])
+        inclusion.append(chances)
+    clients = np.concatenate(chosen)
+    order = np.argsort(clients)
+    clients = clients[order]
+    represented = np.where(split.expected > 1 - 1e-9, 1.0, split.expected)  # m_h is E[m_h] rounded down or up
+    summary = StrataSummary(strata.sizes, split.draws, strata.spreads, represented)
+    return Cohort(clients, np.concatenate(inclusion)[order], stratum=strata.labels[clients], strata=summary)
+
+
+def _by_stratum(candidates: Ints, labels: Ints, strata: int) -> list[Ints]:
+    """Return the candidates of each stratum, sorted."""
+    order = np.argsort(labels, kind="stable")
+    ends = np.cumsum(np.bincount(labels, minlength=strata))[:-1]
+    return list(np.split(candidates[order], ends))
+
+
+def _expected_inclusion(norms: Floats, expected: float, over_selection: float, design: Design) -> Floats:
+    """Return inclusion probabilities of importance draws, over the random rounding of m_h to ⌊E m_h⌋ or ⌈E m_h⌉."""
+    fewer = math.floor(expected + 1e-12)
+    chance_of_more = max(expected - fewer, 0.0)
+    total = np.zeros(len(norms))
+    for draws, chance in ((fewer, 1.0 - chance_of_more), (fewer + 1, chance_of_more)):
+        if draws > 0 and chance > 1e-12:
+            asked = invited(draws, over_selection, len(norms))
+            total += chance * (draws / asked) * inclusion_by_norm(norms, asked, design)
+    return total
 
 
 @client_sampler(name="clustered-md")

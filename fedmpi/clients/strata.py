@@ -1,13 +1,9 @@
-"""Stratified participation: a round's cohort from strata, allocation and a draw inside every stratum (FedSSO,
-Algorithm 1, lines 4-8; FedSTaS, Algorithm 2), with the true first-order inclusion probability of every participant.
-
-The m participants are split over the strata proportionally (FedSSO, Algorithm 1, line 7), by Neyman's allocation
-(FedSTaS, Algorithm 2) or equally, in whole numbers within bounds, with the expected numbers known exactly.
+"""Strata, their spreads, and the allocation of a round's m draws among them (FedSSO, Algorithm 1, line 7; FedSTaS,
+Algorithm 2): proportional, Neyman's or equal, in whole numbers within bounds, with the expected numbers known exactly.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,16 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from fedmpi.clients.cohort import Cohort, StrataSummary, indices, invited
-from fedmpi.clients.designs import Design, draw_by_norm, draw_uniformly, inclusion_by_norm, systematic
+from fedmpi.clients.designs import systematic
 from fedmpi.common.apportionment import TOLERANCE, largest_remainders
-from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
 
 Rule = Literal["proportional", "neyman", "equal"]
 SpreadKind = Literal["std", "pairwise"]
-
-Draw = Literal["uniform", "importance"]
 
 
 @dataclass(frozen=True)
@@ -199,80 +191,3 @@ def make_strata(labels: Ints, spreads: Floats | None = None, norms: Floats | Non
     """Make strata from labels 0 … H − 1 (−1: left out), which must have no gaps."""
     sizes = np.bincount(labels[labels >= 0]).astype(np.int64)
     return Strata(labels, sizes, np.zeros(len(sizes)) if spreads is None else spreads, norms)
-
-
-def stratified(
-    strata: Strata,
-    available: Ints | int,
-    count: int,
-    streams: Streams,
-    round: int,
-    *,
-    allocation: Rule = "proportional",
-    every_stratum: bool = True,
-    draw: Draw = "uniform",
-    design: Design = "systematic",
-    over_selection: float = 1.0,
-) -> Cohort:
-    """Draw a round's clients from every stratum separately.
-
-    Quotas m_h follow from all clients of a stratum, but only its available clients are drawn: the rest of a cluster
-    substitutes for the unavailable ones (FedSSO, §2.2). Only the places that a stratum cannot fill go to other strata.
-
-    With `over_selection`, ⌈m_h · over_selection⌉ clients are invited in every stratum, and the server takes the
-    first m_h to arrive. The cohort's `inclusion` is the probability, over allocation and draw and given the available
-    clients, of being among these, if arrival within a stratum is independent of the draw.
-    """
-    candidates = indices(available)
-    candidates = candidates[strata.labels[candidates] >= 0]
-    members = _by_stratum(candidates, strata.labels[candidates], len(strata.sizes))
-    capacity = np.array([len(part) for part in members], np.int64)
-    split = allocate(
-        allocation,
-        strata.sizes,
-        strata.spreads,
-        count,
-        streams.generator(Purpose.ALLOCATION, round),
-        capacity,
-        every_stratum,
-    )
-    generator = streams.generator(Purpose.STRATUM_DRAW, round)
-    chosen, inclusion = [np.empty(0, np.int64)], [np.empty(0)]
-    for present, draws, expected in zip(members, split.draws.tolist(), split.expected.tolist(), strict=True):
-        if not draws:
-            continue
-        asked = invited(draws, over_selection, len(present))
-        if draw == "uniform" or strata.norms is None:
-            places = draw_uniformly(len(present), asked, generator)
-            chances = np.full(asked, expected / len(present))
-        else:
-            norms = strata.norms[present]
-            places = draw_by_norm(norms, asked, generator, design)
-            chances = _expected_inclusion(norms, expected, over_selection, design)[places]
-        chosen.append(present[places])
-        inclusion.append(chances)
-    clients = np.concatenate(chosen)
-    order = np.argsort(clients)
-    clients = clients[order]
-    represented = np.where(split.expected > 1 - 1e-9, 1.0, split.expected)  # m_h is E[m_h] rounded down or up
-    summary = StrataSummary(strata.sizes, split.draws, strata.spreads, represented)
-    return Cohort(clients, np.concatenate(inclusion)[order], stratum=strata.labels[clients], strata=summary)
-
-
-def _by_stratum(candidates: Ints, labels: Ints, strata: int) -> list[Ints]:
-    """Return the candidates of each stratum, sorted."""
-    order = np.argsort(labels, kind="stable")
-    ends = np.cumsum(np.bincount(labels, minlength=strata))[:-1]
-    return list(np.split(candidates[order], ends))
-
-
-def _expected_inclusion(norms: Floats, expected: float, over_selection: float, design: Design) -> Floats:
-    """Return inclusion probabilities of importance draws, over the random rounding of m_h to ⌊E m_h⌋ or ⌈E m_h⌉."""
-    fewer = math.floor(expected + 1e-12)
-    chance_of_more = max(expected - fewer, 0.0)
-    total = np.zeros(len(norms))
-    for draws, chance in ((fewer, 1.0 - chance_of_more), (fewer + 1, chance_of_more)):
-        if draws > 0 and chance > 1e-12:
-            asked = invited(draws, over_selection, len(norms))
-            total += chance * (draws / asked) * inclusion_by_norm(norms, asked, design)
-    return total

@@ -79,12 +79,9 @@ def optics(matrix: Matrix, min_samples: int = 2, xi: float = 0.25) -> Ints:
         with threadpool_limits(1), config_context(assume_finite=True), warnings.catch_warnings():
             # identical clients have reachability 0, and the ξ method divides by it
             warnings.simplefilter("ignore", RuntimeWarning)
-            if len(matrix) <= DISTANCES_UP_TO:
-                model = OPTICS(min_samples=min_samples, xi=xi, cluster_method="xi", metric="precomputed")
-                found = model.fit_predict(_distances(matrix))
-            else:
-                model = OPTICS(min_samples=min_samples, xi=xi, cluster_method="xi", metric="euclidean")
-                found = model.fit_predict(matrix)
+            small = len(matrix) <= DISTANCES_UP_TO
+            metric, data = ("precomputed", _distances(matrix)) if small else ("euclidean", matrix)
+            found = OPTICS(min_samples=min_samples, xi=xi, cluster_method="xi", metric=metric).fit_predict(data)
     return np.asarray(found, np.int64)
 
 

@@ -15,7 +15,6 @@ from inspect import isclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from fedmpi.common.calling import calling, refuse_result
@@ -52,24 +51,23 @@ class MacroF1:
     """Unweighted mean over the classes, or labels, of F1 = 2 TP / (2 TP + FP + FN)."""
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> dict[str, Any]:
-        """Return the confusion matrix (C, C): rows are true classes, columns predicted ones; for labels, and for very
-        many classes, three counts of each."""
-        classes = outputs.shape[1]
+        """Return three counts of each class or label, and the confusion matrix (C, C) of classes that are not too many:
+        rows are true classes, columns predicted ones."""
         if targets.dim() == 2:
             guessed, there = outputs > 0, targets > 0.5
             return {"right": (guessed & there).sum(0), "guessed": guessed.sum(0), "there": there.sum(0)}
-        if classes > MOST_CONFUSED:
-            guess = outputs.argmax(1)
-            drawn = {"right": targets[guess == targets], "guessed": guess, "there": targets}
-            return {name: torch.bincount(each, minlength=classes) for name, each in drawn.items()}
-        pairs = targets * classes + outputs.argmax(1)
-        return {"confusion": torch.bincount(pairs, minlength=classes**2).view(classes, classes)}
+        classes, guess = outputs.shape[1], outputs.argmax(1)
+        if classes <= MOST_CONFUSED:
+            pairs = torch.bincount(targets * classes + guess, minlength=classes**2).view(classes, classes)
+            return {"confusion": pairs, "right": pairs.diagonal(), "guessed": pairs.sum(0), "there": pairs.sum(1)}
+        drawn = {"right": targets[guess == targets], "guessed": guess, "there": targets}
+        return {name: torch.bincount(each, minlength=classes) for name, each in drawn.items()}
 
     def result(self, sums: Mapping[str, Any], samples: int) -> dict[str, float]:
-        """Return the mean of the classes' F1."""
-        if "confusion" in sums:
-            return {"macro_f1": macro_f1(sums["confusion"])}
-        return {"macro_f1": mean_f1(sums["right"], sums["guessed"] + sums["there"])}
+        """Return the mean of the classes' F1, of those that occur; NaN if none does."""
+        right, involved = sums["right"].astype(np.float64), sums["guessed"] + sums["there"]
+        present = involved > 0
+        return {"macro_f1": float(np.mean(2 * right[present] / involved[present])) if present.any() else math.nan}
 
 
 @register("metric", "top-5")
@@ -130,17 +128,6 @@ class CalibrationError:
         """Return Σ over the bins of |right − probability| / n, NaN if no position counts."""
         gaps = np.abs(sums["right"] - sums["probability"]).sum()
         return {"calibration_error": float(gaps / samples) if samples else math.nan}
-
-
-def macro_f1(confusion: NDArray[np.integer]) -> float:
-    """Return the unweighted mean over the classes of F1 = 2 TP / (2 TP + FP + FN)."""
-    return mean_f1(np.diag(confusion), confusion.sum(0) + confusion.sum(1))
-
-
-def mean_f1(right: NDArray[np.integer], involved: NDArray[np.integer]) -> float:
-    """Return the mean of F1 = 2 TP / (2 TP + FP + FN) over the classes that occur, NaN if none does."""
-    true_positive, present = right.astype(np.float64), involved > 0
-    return float(np.mean(2 * true_positive[present] / involved[present])) if present.any() else math.nan
 
 
 class Metric:

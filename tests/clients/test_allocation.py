@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmpi.clients.strata import Strata, _exact_shares, allocate, make_strata, stratified, systematic_rounding
+from fedmpi.clients.sampler import View
+from fedmpi.clients.samplers import stratified
+from fedmpi.clients.strata import _exact_shares, allocate, make_strata, systematic_rounding
 from fedmpi.common.apportionment import largest_remainders
 from fedmpi.common.streams import Purpose, Streams
 
@@ -79,8 +81,9 @@ LABELS = np.array([0] * 20 + [1] * 12 + [2] * 6 + [-1] * 2 + [3] * 2)
 NORMS = np.random.default_rng(0).lognormal(size=len(LABELS))
 
 
-def four_strata(norms: np.ndarray | None = NORMS) -> Strata:
-    return make_strata(LABELS, np.array([1.0, 2.0, 0.5, 0.0]), norms)
+def view_of(present: np.ndarray | int, count: int) -> View:
+    strata = make_strata(LABELS, np.array([1.0, 2.0, 0.5, 0.0]), NORMS)
+    return View(0, count, np.ones(42, np.int64), present, Streams(0), strata=strata, wanted=lambda clients: count)
 
 
 @pytest.mark.parametrize("allocation", ["proportional", "neyman", "equal"])
@@ -89,7 +92,7 @@ def four_strata(norms: np.ndarray | None = NORMS) -> Strata:
 def test_a_cohort_is_sorted_of_the_requested_size_and_keeps_to_its_allocation(
     allocation: str, draw: str, count: int
 ) -> None:
-    cohort = stratified(four_strata(), 42, count, Streams(0), 3, allocation=allocation, draw=draw)  # type: ignore[arg-type]
+    cohort = stratified(view_of(42, count), allocation=allocation, within_stratum=draw)  # type: ignore[arg-type]
     assert len(cohort.clients) == min(count, 40)
     assert (np.diff(cohort.clients) > 0).all()
     assert cohort.stratum is not None and cohort.strata is not None
@@ -100,12 +103,12 @@ def test_a_cohort_is_sorted_of_the_requested_size_and_keeps_to_its_allocation(
 
 def test_the_rest_of_a_cluster_represents_unavailable_clients() -> None:
     available = np.setdiff1d(np.arange(42), np.arange(12))
-    cohort = stratified(four_strata(), available, 20, Streams(0), 0)
+    cohort = stratified(view_of(available, 20), allocation="proportional", within_stratum="uniform")
     assert cohort.strata is not None
     assert cohort.strata.draws[0] == 8  # its share is 10: what it cannot supply goes to other strata
     assert cohort.strata.draws.sum() == 20
     assert not np.isin(cohort.clients, np.arange(12)).any()
-    some = stratified(four_strata(), available, 10, Streams(0), 0)
+    some = stratified(view_of(available, 10), allocation="proportional", within_stratum="uniform")
     assert some.strata is not None
     assert some.strata.draws.tolist() in ([5, 3, 2, 0], [5, 3, 1, 1], [5, 3, 2, 1])
     assert some.inclusion[some.stratum == 0] == pytest.approx(np.full(5, 5 / 8))

@@ -10,7 +10,9 @@ import pytest
 
 from fedmpi.clients.cohort import Cohort, StrataSummary
 from fedmpi.clients.designs import uniform, weighted
-from fedmpi.clients.strata import _exact_shares, make_strata, stratified, systematic_rounding
+from fedmpi.clients.sampler import View
+from fedmpi.clients.samplers import stratified
+from fedmpi.clients.strata import _exact_shares, make_strata, systematic_rounding
 from fedmpi.clients.turnout import CohortDraw
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import load_config
@@ -107,7 +109,12 @@ def test_weights_vary_as_the_paper_says_and_less_under_stratification() -> None:
 
     eq_17 = (1 - 1 / clients) / (m * clients)
     eq_18 = (1 - m / clients) / (m * clients)
-    by_strata = weight_variance(lambda round: stratified(strata, clients, m, streams, round), clients, 50)
+
+    def one_of_each(round: int) -> Cohort:
+        view = View(round, m, equal_sizes, clients, streams, strata=strata, wanted=lambda clients: m)
+        return stratified(view, allocation="proportional", within_stratum="uniform")
+
+    by_strata = weight_variance(one_of_each, clients, 50)
     assert by_strata == pytest.approx(eq_18, rel=1e-9)
     assert weight_variance(without_strata, clients, 50) == pytest.approx(eq_18, rel=1e-9)
     assert weight_variance(with_replacement, clients, 3000) == pytest.approx(eq_17, rel=0.03)
