@@ -8,8 +8,10 @@ import pytest
 from fedmpi import UserError
 from fedmpi.clients.designs import uniform
 from fedmpi.clients.devices import Devices, draw_devices, first_to_arrive
+from fedmpi.common.fairness import evenness
 from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
+from fedmpi.local.pipeline import client_drift, gradient_diversity, local_gain, update_moments
 
 STREAMS = Streams(1)
 
@@ -64,3 +66,23 @@ def test_over_selection_takes_the_first_to_arrive() -> None:
 def test_impossible_rates_are_rejected(options: dict) -> None:
     with pytest.raises(UserError, match=r"devices\.speed"):
         devices(3, **options)
+
+
+# Evenness of use, drift and diversity
+
+
+def test_gini_is_half_the_relative_mean_difference_and_groups_of_units_count_as_their_units() -> None:
+    usage, sizes = np.array([1, 4, 0, 2, 9]), np.array([3, 4, 1, 1, 2])
+    pairs = np.abs(usage[:, None] - usage).mean() / (2 * usage.mean())
+    assert evenness(usage).gini == pytest.approx(pairs)
+    grouped, single = evenness(usage, sizes), evenness(np.repeat(usage, sizes))
+    assert (grouped.used, grouped.effective, grouped.gini) == pytest.approx(
+        (single.used, single.effective, single.gini)
+    )
+
+
+def test_a_round_without_changes_has_neither_diversity_nor_drift_nor_gain() -> None:
+    nobody = update_moments(np.empty(0), np.empty(0), np.empty(0))
+    assert gradient_diversity(nobody, 0.0) == client_drift(nobody, 0.0) == local_gain(nobody) == 0.0
+    still = update_moments(np.zeros(2), np.ones(2), np.array([1.0, 3.0]))
+    assert gradient_diversity(still, 0.0) == client_drift(still, 0.0) == 0.0 and local_gain(still) == 2.0
