@@ -11,10 +11,8 @@ from hypothesis import given
 from hypothesis import settings as drawn_by
 from hypothesis import strategies as st
 
+import fedmpi
 from data_prep.augment import write_augmented
-from data_prep.partitions import Partition
-from data_prep.raw import RawDataset
-from data_prep.writer import write_shards
 from fedmpi import UserError
 from fedmpi.common.plan import Plan
 from fedmpi.common.streams import Purpose, Streams
@@ -226,21 +224,14 @@ def test_rows_are_the_same_however_they_are_read(digits: ShardStore, resident_by
     assert torch.equal(reference.load(4)[0][torch.from_numpy(rows[0])], parts[0][0])
 
 
-def image_folder(folder: Path, val: float = 0.0) -> Path:
+def image_folder(folder: Path) -> Path:
     """Eight named clients with random images of 3 x 6 x 7 in four unequal classes, two shards."""
     generator = np.random.default_rng(2)
-    labels = generator.choice(4, 160, p=[0.05, 0.15, 0.3, 0.5])
-    images = generator.integers(0, 256, (160, 3, 6, 7)).astype(np.uint8)
-    raw = RawDataset(
-        name="noise", task="image", classes=4, class_names=tuple("abcd"), feature_shape=(3, 6, 7), dtype="uint8",
-        mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.2), labels=labels, users=None, user_names=tuple("hgfedcba"),
-        read=lambda rows: images[rows], test_x=images[:9], test_y=labels[:9], skipped=0, licence="none",
-        citation="none",
-    )  # fmt: skip
-    offsets = np.array([0, 5, 30, 50, 70, 90, 120, 125, 160])
-    partition = Partition(np.arange(160), offsets, "given", {}, users=np.arange(8))
-    write_shards(raw, partition, folder, 2, 0, "made by a test", val_fraction=val)
-    return folder
+    y = generator.choice(4, 160, p=[0.05, 0.15, 0.3, 0.5])
+    x = generator.integers(0, 256, (160, 3, 6, 7)).astype(np.uint8)
+    owner = np.repeat(list("abcdefgh"), [5, 25, 20, 20, 20, 30, 5, 35])
+    mean, std = (0.5, 0.4, 0.3), (0.2, 0.3, 0.2)
+    return fedmpi.ClientArrays(x, y, owner, test=(x[:9], y[:9]), mean=mean, std=std).save(folder, shards=2)
 
 
 @pytest.fixture(scope="module")

@@ -19,18 +19,12 @@ AMAZON_TOYS = "--partition sizes --law zipf --shape 1 --clients 500"
 VECTORS = "--partition label-sorted --size 40 --vectors {glove}"
 CASES: dict[str, tuple[str, str, str]] = {
     "mnist": ("mnist", "--partition dirichlet --alpha 0.3 --clients 600", f"{IMAGES} model.name=mlp"),
-    "emnist-balanced": ("emnist", "--partition user", f"{IMAGES} model.name=mlp"),
     "emnist-letters": (
         "emnist",
         "--partition dirichlet --alpha 1 --clients 30",
         f"{IMAGES} model.name=image-cnn model.hidden=[64] model.filters=[8,16]",
     ),
     "cifar10": ("cifar10", "--partition lognormal --mean 16 --clients 6", f"model.name=cifar-cnn {ADAM}"),
-    "cifar100": (
-        "cifar100",
-        "--partition sizes --law even --mean 16 --clients 6",
-        f"model.name=resnet18 model.width=4 model.groups=2 {ADAM}",
-    ),
     "sentiment140": (
         "sentiment140",
         "--partition user --min-samples 3",
@@ -47,7 +41,6 @@ CASES: dict[str, tuple[str, str, str]] = {
         "model.name=fedsampling-text-cnn model.filters=64 model.vectors={shards}/vectors.npy model.frozen=true "
         + f"{TEXTS}",
     ),
-    "amazon": ("amazon_beauty", "--partition user", f"{TEXTS} model.name=transformer"),
     "amazon ": (
         "amazon_toys/Toys_and_Games_2023.subset.json.gz",
         AMAZON_TOYS,
@@ -55,7 +48,7 @@ CASES: dict[str, tuple[str, str, str]] = {
     ),
 }
 """Folder of the files, words of the preparation and settings by data set; a second case of one ends in a blank."""
-LONG = ("cifar10", "cifar100", "mind", "sentiment140", "amazon ")
+LONG = ("cifar10", "mind", "sentiment140", "amazon ")
 
 
 @pytest.mark.parametrize("case", [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in CASES])

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import fedmpi
 from tests.end_to_end.runs import ROUNDS, Done, assert_same_curve_to_rounding, curve, records
@@ -62,25 +61,10 @@ def test_the_newest_checkpoints_are_kept(run: Done):
     assert kept == ["round-00000020.safetensors", f"round-{ROUNDS:08d}.safetensors"]
 
 
-def test_tensorboard_shows_the_same_numbers(run: Done):
-    events = EventAccumulator(str(run.folder)).Reload()
-    shown = {event.step: event.value for event in events.Scalars("test/loss")}
-    assert shown == pytest.approx({record["round"]: record["test_loss"] for record in records(run.folder)}, rel=1e-6)
-
-
 def test_the_log_names_versions_ranks_and_the_engine_with_its_reason(run: Done):
     log = (run.folder / "run.log").read_text()
     assert "3 ranks on 1 node" in log and "fedmpi" in log and "torch" in log
     assert "sequential (server.exact: the rounding of a stack depends on who is in it)" in log
-
-
-def test_progress_is_plain_lines_where_the_output_is_no_terminal(run: Done):
-    first, _, *others = run.job.stdout.splitlines()
-    assert first.startswith("fedmpi ") and first.endswith("3 ranks, loading ...")
-    lines = [line for line in others if line.startswith("round ")]
-    assert len(lines) == ROUNDS  # logging.interval = 0 shows them all
-    assert lines[0].startswith(f"round 1/{ROUNDS}  loss ") and "clients/s" in lines[0] and " left" in lines[1]
-    assert "\x1b" not in run.job.stdout
 
 
 def test_the_configuration_of_a_run_repeats_it_in_one_process(run: Done, tmp_path: Path):

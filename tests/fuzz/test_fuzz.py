@@ -18,10 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from data_prep.partitions import Partition
-from data_prep.raw import RawDataset
-from data_prep.writer import write_shards
-from fedmpi import UserError
+from fedmpi import ClientArrays, UserError
 from fedmpi.common.errors import LONGEST_SENTENCE
 from fedmpi.config import config_toml, load_config
 from fedmpi.config.loading import build_config
@@ -104,14 +101,13 @@ def damage(path: Path, what: str, where: float, how: Any) -> None:
 @cache
 def written() -> tuple[Path, dict[str, Any]]:
     """An undamaged folder, and what is in it."""
-    rows = int(SIZES.sum()) + 8
-    x, labels = np.arange(rows * 6, dtype=np.float32).reshape(rows, 6), np.arange(rows) % 3
-    raw = RawDataset(
-        "small", "vector", 3, ("a", "b", "c"), (6,), "float32", (0.5,), (2.0,), labels, None, None,
-        lambda wanted: x[wanted], x[:9], labels[:9], 0, "none", "none",
-    )  # fmt: skip
-    offsets = np.concatenate([[0], np.cumsum(SIZES)])
-    write_shards(raw, Partition(np.arange(SIZES.sum()), offsets, "given", {}), FOLDER / "shards", 2, 0, "", 0.2)
+    count, clients = int(SIZES.sum()), np.repeat(np.arange(len(SIZES)), SIZES)
+    x, y = np.arange(count * 6, dtype=np.float32).reshape(count, 6), np.arange(count) % 3
+    held = slice(0, 3)
+    arrays = ClientArrays(
+        x, y, clients, test=(x[:9], y[:9]), val=(x[held], y[held], clients[held]), clients=len(SIZES), mean=0.5, std=2.0
+    )
+    arrays.save(FOLDER / "shards", shards=2)
     return FOLDER / "shards", read(open_store(FOLDER / "shards"))
 
 
