@@ -77,14 +77,14 @@ def uniform(cohort: Cohort, sizes: Ints) -> Floats:
     return _sending(cohort, sizes) * _on_grid(np.full(cohort.clients.size, 1 / max(cohort.draws, 1)))
 
 
-@weights(name="gradient-sum", per_sample=True, normalized=False)
+@weights(name="gradient-sum", per_sample=True, normalized=False, opening="samples")
 def gradient_sum(cohort: Cohort, sizes: Ints) -> Floats:
     """Weigh by samples used over sample budget K (FedSampling, Algorithm 1, with one full-batch step)."""
     assert cohort.wanted is not None
     return cohort.multiplicity / cohort.wanted
 
 
-@weights(name="gradient-sum-squared", per_sample=2, normalized=False)
+@weights(name="gradient-sum-squared", per_sample=2, normalized=False, opening="samples")
 def gradient_sum_squared(cohort: Cohort, sizes: Ints) -> Floats:
     """Weigh by the square of the samples used over K, as in FedSampling's published code for texts.
 
@@ -94,7 +94,7 @@ def gradient_sum_squared(cohort: Cohort, sizes: Ints) -> Floats:
     return gradient_sum(cohort, sizes)
 
 
-@weights(name="stratified", normalized=False)
+@weights(name="stratified", normalized=False, opening="normalized")
 def stratified(cohort: Cohort, sizes: Ints) -> Floats:
     """Average the strata's means, N_h / (N m_h P_h) (FedSTaS, Algorithm 2; FedSTS).
 
@@ -132,7 +132,7 @@ def unbiased(cohort: Cohort, sizes: Ints, *, population: Population = "samples")
     return _sending(cohort, sizes) * _population_weights(cohort, sizes, population)[cohort.clients] / there
 
 
-@weights(name="literal", normalized=False, averages_models=True)
+@weights(name="literal", normalized=False, averages_models=True, opening="normalized")
 def literal(cohort: Cohort, sizes: Ints, *, population: Population = "samples") -> Floats:
     """Set the next model to (N/m) Σ ρ_k w_k (FedSSO, Eq 3 as printed).
 

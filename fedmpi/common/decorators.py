@@ -69,7 +69,7 @@ def client_sampler(*, needs: Sequence[str] = (), measures: Sequence[str] = ()) -
 
 
 @_registers("data sampler")
-def data_sampler(*, pooled: bool = False) -> dict[str, Any]:
+def data_sampler(*, pooled: bool = False, probability: str = "budget") -> dict[str, Any]:
     """Make a function `(client, *, options) -> sorted local rows` a choice for `samples.sampler`.
 
     Parameters
@@ -78,8 +78,12 @@ def data_sampler(*, pooled: bool = False) -> dict[str, Any]:
         True calls the rule once for the samples of all selected clients, concatenated client after client. The function
         is then `(pool, *, options) -> sorted positions`, the selected ones of [pool.start, pool.stop)
         (`fedmpi.samples.row_rule.Pool`). It costs the same for a million clients as for ten.
+    probability : str
+        Probability with which a pooled rule uses a sample. all: 1; budget: K over the samples of the available clients;
+        estimate: K over the estimate of their number; cohort: K over the samples of the selected clients; ratio: the
+        rule's option of this name.
     """
-    return {"pooled": True} if pooled else {}
+    return {"pooled": True, "probability": probability} if pooled else {}
 
 
 @_registers("weights")
@@ -88,6 +92,7 @@ def weights(
     per_sample: bool | int = False,
     normalized: bool = True,
     averages_models: bool = False,
+    opening: str = "",
 ) -> dict[str, Any]:
     """Make a function `(cohort, sizes (N,), *, options) -> coefficients (m,)` a choice for `server.weights`.
 
@@ -103,8 +108,10 @@ def weights(
         True divides the weighted sum by the total weight.
     averages_models : bool
         True makes the next model Σ c_k w_k, the sum of the models, instead of w + Σ c_k (w_k − w).
+    opening : str
+        Weights of an initial step of all clients, if these do not fit it: the name of other ones.
     """
-    marks: dict[str, Any] = {"per_sample": per_sample, "normalized": normalized}
+    marks: dict[str, Any] = {"per_sample": per_sample, "normalized": normalized, "opening": opening}
     return marks | ({"averages_models": True} if averages_models else {})
 
 

@@ -24,7 +24,8 @@ class Accounts:
 
     def __init__(self, config: Config, sizes: Ints):
         samples, privacy = config.samples, config.privacy
-        private = samples.sampler.name == "bernoulli" and samples.size.estimate != "exact"
+        rule = samples.sampler.component
+        private = rule.marks.get("probability") == "estimate" and samples.size.estimate != "exact"
         self.sizes = sizes
         self.ledger = PrivacyLedger(len(sizes), samples.size.epsilon, samples.size.reuse_reports) if private else None
         self.exposure = exposure(config) if private else None
@@ -33,9 +34,8 @@ class Accounts:
             GaussianAccountant(privacy.noise_multiplier, privacy.delta, len(sizes)) if adds_noise(config) else None
         )
         self.draws_in_secret = draws_in_secret(config)
-        rule = config.samples.sampler.component
         self.knows_rows = bool(rule.marks.get("pooled"))
-        counted = int(sizes.sum()) if self.knows_rows and rule.name != "all" else 0
+        counted = int(sizes.sum()) if self.knows_rows and rule.marks["probability"] != "all" else 0
         self.usage = Usage(len(sizes), counted) if config.logging.diagnostics else None
 
     def enter(self, turnout: Turnout, answering: Ints | None = None, positions: Ints | None = None) -> dict[str, Any]:

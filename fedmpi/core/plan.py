@@ -142,38 +142,36 @@ class Planner:
         Weights that correct for unavailable clients do so here too.
         """
         weights = self.config.server.weights
-        if weights.name in ("gradient-sum", "gradient-sum-squared"):
-            return Weighing(resolve("weights", "samples"), {})
-        if weights.name not in ("stratified", "literal"):
+        name = weights.component.marks.get("opening")
+        if not name:
             return self.weighing
-        population = "clients" if weights.name == "stratified" else weights.options["population"]
-        return Weighing(resolve("weights", "normalized"), {"population": population})
+        part = resolve("weights", name)
+        population = weights.options.get("population", "clients")
+        return Weighing(part, {option.name: population for option in part.options if option.name == "population"})
 
     def _sampled(self, t: int, turnout: Turnout) -> tuple[float, SizeEstimate | None, Ints | None]:
         """Return the probability with which samples are used, the size estimate used for it, and who was queried.
 
-        p = K/Ñ for the Bernoulli rule (FedSampling, Eq 2), the fixed ratio for the naive rule, K over the samples of
-        all available clients for a custom pooled sampler, 1 otherwise.
-
-        The size query goes to all available clients (FedSampling), or to those that receive the model (FedSTaS), which
-        answer before some of them drop out.
+        p = K/Ñ for an estimate (FedSampling, Eq 2), the fixed ratio for the naive rule, K over the samples of all
+        available clients for a custom pooled sampler, 1 otherwise. The size query goes to all available clients
+        (FedSampling), or to those that receive the model (FedSTaS), which answer before some of them drop out.
         """
-        part, rule = self.config.samples, self.row_rule
-        if part.sampler.name == "ratio":
+        part, kind = self.config.samples, self.row_rule.probability
+        if kind == "ratio":
             return part.sampler.options["ratio"], None, None
-        if part.sampler.name != "bernoulli":
-            if part.budget is None or not rule.part.foreign or not rule.pooled:
-                return 1.0, None, None
+        if kind == "budget" and part.budget is not None:
             sizes = self.sizes if isinstance(turnout.present, int) else self.sizes[turnout.present]
             return sampling_probability(part.budget, int(sizes.sum())), None, None
+        if kind != "estimate":
+            return 1.0, None, None
         assert part.budget is not None
         table = part.size
         queried = turnout.asked if table.query == "selected" else turnout.present
         asked = None if isinstance(queried, int) else queried
         answers = answer_stream(self.streams, t, table.reuse_reports)
         size = estimate_total(table.estimate, self.sizes, table.epsilon, table.max_size, answers, table.clip, asked)
-        for kind, message in saturations(size, part.budget, table.max_size).items():
-            self._warn_once(kind, t, message)
+        for warning, message in saturations(size, part.budget, table.max_size).items():
+            self._warn_once(warning, t, message)
         return sampling_probability(part.budget, size.total), size, asked
 
     def _coefficients(self, weighing: Weighing, t: int, cohort: Cohort) -> Floats:
@@ -198,7 +196,7 @@ class Planner:
             facts["strata"] = len(strata.sizes)
             facts["stratum_sizes"] = strata.sizes.tolist()
             facts["allocation"] = strata.draws.tolist()
-        if self.config.samples.sampler.name in ("bernoulli", "ratio") and not plan.one_step:
+        if self.row_rule.probability in ("estimate", "ratio") and not plan.one_step:
             facts["sampling_probability"] = plan.probability
         if estimate is not None:
             facts["size_estimate"] = estimate.total

@@ -133,11 +133,9 @@ class Worker:
 
     def _expected_rows(self, plan: Plan) -> float:
         """Return the expected number of samples that the cohort is trained on."""
-        wanted, whole = self.config.samples.budget, float(self._offsets(plan)[-1])
+        budget, whole = self.config.samples.budget, float(self._offsets(plan)[-1])
         return (
-            min(float(wanted), whole)
-            if self.config.samples.sampler.name == "exact" and wanted
-            else plan.probability * whole
+            min(float(budget), whole) if self.row_rule.probability == "cohort" and budget else plan.probability * whole
         )
 
     def sizes_of(self, plan: Plan) -> Ints:

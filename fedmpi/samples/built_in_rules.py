@@ -20,13 +20,13 @@ BERNOULLI_BLOCK = 2**16
 RATIO_BLOCK = 2**10
 
 
-@data_sampler(name="all", pooled=True)
+@data_sampler(name="all", pooled=True, probability="all")
 def all_rows(pool: Pool) -> Ints:
     """Use all samples of every selected client."""
     return np.arange(pool.start, pool.stop)
 
 
-@data_sampler(name="bernoulli", pooled=True)
+@data_sampler(name="bernoulli", pooled=True, probability="estimate")
 def bernoulli(pool: Pool) -> Ints:
     """Draw each sample with the same probability K/Ñ (FedSampling, Algorithm 1, z_i ~ Bernoulli(K/Ñ)).
 
@@ -45,7 +45,7 @@ def bernoulli(pool: Pool) -> Ints:
     return pool.restrict(np.concatenate(drawn))
 
 
-@data_sampler(name="ratio", pooled=True)
+@data_sampler(name="ratio", pooled=True, probability="ratio")
 def ratio(pool: Pool, *, ratio: Annotated[float, Field(gt=0, le=1)]) -> Ints:
     """Draw a fixed share of every selected client's samples (FedSampling §3.3, the naive method).
 
@@ -70,7 +70,7 @@ def ratio(pool: Pool, *, ratio: Annotated[float, Field(gt=0, le=1)]) -> Ints:
     return pool.restrict(np.concatenate(drawn))
 
 
-@data_sampler(name="exact", pooled=True)
+@data_sampler(name="exact", pooled=True, probability="cohort")
 def exact(pool: Pool) -> Ints:
     """Draw exactly K distinct samples, uniformly from the pool: the batch of centralized training."""
     assert pool.wanted is not None

@@ -95,12 +95,13 @@ class RowRule:
             self.part, self._rule = part, part.make(options)
         self.streams, self.wanted, self._labels = streams, wanted, labels
         self.pooled = bool(part.marks.get("pooled", False))
+        self.probability = str(part.marks.get("probability", ""))  # see `fedmpi.data_sampler`; "" if it is not pooled
         takes(part, self._rule, "pool" if self.pooled else "client")
 
     @property
     def uses_all(self) -> bool:
         """True if every sample of every selected client is used."""
-        return self.part.name == "all"
+        return self.probability == "all"
 
     def positions(
         self, round: int, sizes: Ints, probability: float = 1.0, start: int = 0, stop: int | None = None
