@@ -2,14 +2,13 @@
 
 from fedmpi.mpi.collectives import BytesMoved
 from fedmpi.mpi.device import choose_device
-from fedmpi.mpi.launch import Launch, LauncherMismatch, abort_job, agree_on_end, read_launch, start_mpi, world_rank
+from fedmpi.mpi.launch import Launch, abort_job, agree_on_end, read_launch, start_mpi, world_rank
 from fedmpi.mpi.ranks import Cluster
 
 __all__ = [
     "BytesMoved",
     "Cluster",
     "Launch",
-    "LauncherMismatch",
     "abort_job",
     "agree_on_end",
     "choose_device",

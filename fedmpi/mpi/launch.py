@@ -54,10 +54,6 @@ SECONDS_FOR_LAST_WORDS = 0.3
 SECONDS_FOR_ABORT = 2.0
 
 
-class LauncherMismatch(UserError):
-    """Error if the launcher started several processes but MPI did not join them; every process raises it."""
-
-
 @dataclass(frozen=True)
 class Launch:
     """One of several processes, as the launcher's environment variables say."""
@@ -131,7 +127,7 @@ def check_process_manager(environ: Mapping[str, str], library: str) -> None:
     """Reject an MPICH without PMIx under a launcher that supports only PMIx: its start would abort the process."""
     only_pmix = "PMIX_RANK" in environ and "PMI_RANK" not in environ
     if only_pmix and library.startswith("MPICH") and "pmix" not in library.lower():
-        raise LauncherMismatch(
+        raise UserError(
             f"the launcher speaks PMIx (as Open MPI's mpiexec and `srun --mpi=pmix` do), but mpi4py loaded "
             f"{short_version(library)}, which does not: launch with the mpiexec beside this Python, or with "
             "`srun --mpi=pmi2`"
@@ -144,7 +140,7 @@ def check_world_size(launch: Launch | None, size: int, library: str) -> None:
         return
     if size > 1 and launch.variable == "SLURM_STEP_NUM_TASKS":
         return  # another launcher on top of srun, or a job of several programs: MPI did join the processes
-    raise LauncherMismatch(
+    raise UserError(
         f"{_launched(launch)}, but mpi4py loaded {short_version(library)}, which sees {size}. Launcher and MPI "
         "library do not belong together; launch with the mpiexec beside this Python, or with `srun --mpi=pmi2` (MPICH) "
         "or `srun --mpi=pmix` (Open MPI)"

@@ -33,7 +33,6 @@ from fedmpi.common.errors import (
     raised,
 )
 from fedmpi.mpi import (
-    LauncherMismatch,
     abort_job,
     agree_on_end,
     read_launch,
@@ -62,8 +61,6 @@ def run_guarded(main: Callable[[], int | None], joins: bool = True, ignores_lost
             start_mpi()  # before anything can fail: only a rank that has joined can end the others
         code, why = main() or DONE, ""
         sys.stdout.flush()
-    except LauncherMismatch as error:
-        sys.exit(_mismatch(error))
     except BaseException as error:
         code, why, shared = _ending_of(error)
         if isinstance(error, BrokenPipeError) and not ignores_lost_output:
@@ -144,23 +141,16 @@ def _all_end_so(code: int, why: str, limit: float | None) -> bool:
 
 def _end(code: int, why: str) -> int:
     if _all_end_so(code, why, SECONDS_TO_AGREE.get(code, SECONDS_TO_AGREE_ON_ERROR)):
-        if why and not world_rank():
+        launch = read_launch()
+        if why and (launch is None or not launch.rank):
             _write(why)
+        elif why and world_rank() is None:
+            time.sleep(1)  # MPI did not join the processes: the launcher may end rank 0 with this one
         return code
     if code == DONE:
         return code  # another rank failed, and ends the job
     _print_error(why or ENDS_ALONE.format(code))
     abort_job(code)
-
-
-def _mismatch(error: LauncherMismatch) -> int:
-    """Print the error once, since every process runs alone and has the same one."""
-    launch = read_launch()
-    if launch is None or launch.rank == 0:
-        _write(f"error: {error}")
-    else:
-        time.sleep(1)
-    return USER_ERROR
 
 
 def _print_error(text: str) -> None:
