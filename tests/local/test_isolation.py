@@ -133,55 +133,39 @@ class OldNorms(Own):
         utils.weight_norm(self.b)  # type: ignore[no-untyped-call]
 
 
-class HookOnItself(Own):
+class Hooks(Own):
     def made(self) -> None:
         self.calls = 0
         self.a.register_forward_hook(self.count)
+        self.a.weight.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
 
     def count(self, module: nn.Module, given: Any, output: Tensor) -> Tensor:
         self.calls += 1
         return output / self.calls
 
 
-class GradientHook(Own):
+class TiedAndFrozen(Own):
     def made(self) -> None:
-        self.a.weight.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
-
-
-class FrozenTeacher(Own):
-    def made(self) -> None:
-        self.teacher = nn.Linear(6, 6).requires_grad_(False)
+        self.c, self.teacher = nn.Linear(6, 6), nn.Linear(6, 6).requires_grad_(False)
+        self.c.weight = self.a.weight
 
     def between(self, x: Tensor) -> Tensor:
         with torch.no_grad():
             self.teacher.weight.lerp_(self.a.weight, 0.5)
-        return x + self.teacher(x)
+        return self.c(x) + self.teacher(x)
 
 
-class Tied(Own):
+class Uncopyable(Counter):
     def made(self) -> None:
-        self.c = nn.Linear(6, 6)
-        self.c.weight = self.a.weight
-
-    def between(self, x: Tensor) -> Tensor:
-        return self.c(x)
-
-
-class Uncopyable(Own):
-    def made(self) -> None:
+        super().made()
         self.file = open(__file__)  # noqa: SIM115
-        self.calls = 0
-
-    def between(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        return x / self.calls
 
 
 AWKWARD: dict[str, Callable[[], nn.Module]] = {
     one.__name__: one
     for one in (
         Counter, SwapsData, RunningMean, BatchNormDropout, OwnGenerators, GlobalGenerators, Parametrized, OldNorms,
-        HookOnItself, GradientHook, FrozenTeacher, Tied, Uncopyable,
+        Hooks, TiedAndFrozen, Uncopyable,
     )
 }  # fmt: skip
 DRAWING = {"BatchNormDropout", "OwnGenerators", "GlobalGenerators"}
@@ -321,7 +305,7 @@ def test_parts_of_one_memory_are_rejected_if_they_overlap() -> None:
             FlatModel(module)
     apart.a.bias.data, apart.b.bias.data = whole[:6], whole[6:]
     check_memory(apart)
-    check_memory(built("Tied")())
+    check_memory(built("TiedAndFrozen")())
 
 
 def test_each_generator_that_a_module_holds_is_seeded() -> None:
@@ -407,7 +391,7 @@ class Coupled(Own):
         (lambda: nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)), True, False, True, 2),
         (Coupled, True, True, False, 1),
         (built("GlobalGenerators"), True, False, True, 1),
-        *[(built(name), False, False, True, 1) for name in ("FrozenTeacher", "HookOnItself")],
+        *[(built(name), False, False, True, 1) for name in ("TiedAndFrozen", "Hooks")],
         (built("RunningMean"), True, False, True, 1),
         (built("OwnGenerators"), False, False, True, 1),
     ],

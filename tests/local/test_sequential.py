@@ -59,6 +59,7 @@ def test_epochs_see_every_row_once_and_steps_draw_distinct_ones(
     rule = LocalRule(**repeats, batch_size=batch)
     found = drawn(rule, n)
     assert step_count(rule, n) == len(found)
+    assert needs_order(rule, n) == (batch is not None and batch < n)
     if not needs_order(rule, n):
         assert schedule(rule, n, None) == [None] * step_count(rule, n)
     if by_steps:

@@ -243,7 +243,8 @@ class BoundNet:
         self.dropouts = [layer for layer in self.layers if isinstance(layer, StackedDropout)]
         self.dropouts += [drop for graph in graphs for drop in graph.drops]
         self.graph = graphs[0] if graphs else None
-        self.loss = stacked_loss(stack.loss, replace(place, number=len(self.layers)), self.output, net.description)
+        loss = CrossEntropy if isinstance(stack.loss, CrossEntropyLoss) else PerSampleLoss
+        self.loss = loss(replace(place, number=len(self.layers)), self.output, stack.loss, net.description)
         self._sums = stack.losses[: clients * rows].view(clients, rows, 1)
         self._clients_x = list(self.x.unbind(0))
         self.flat_labels = self.loss.labels.flatten(0, 1)
@@ -292,19 +293,10 @@ class BoundNet:
         self.backward(self.loss.gradient(weights, counted, self._sums))
 
 
-def stacked_loss(
-    loss: Loss, place: Place, outputs: Tensor, description: DataDescription
-) -> CrossEntropy | PerSampleLoss:
-    """Return the batched form of a loss on the outputs (k, b, C) of such samples."""
-    if isinstance(loss, CrossEntropyLoss):
-        return CrossEntropy(place, outputs)
-    return PerSampleLoss(place, outputs, loss, description)
-
-
 class CrossEntropy:
     """Softmax cross-entropy of the logits (k, b, C), and its gradient."""
 
-    def __init__(self, place: Place, logits: Tensor):
+    def __init__(self, place: Place, logits: Tensor, loss: Loss, description: DataDescription):
         clients, rows = place.clients, place.rows
         self.logits = logits
         self.labels = place.take("labels", clients, rows, dtype=torch.int64)
