@@ -22,7 +22,7 @@ from torch import nn
 
 from benchmarks.networks import as_users_write_it
 from data_prep.partitions import Partition
-from data_prep.raw import RawDataset
+from data_prep.raw import RawDataset, rows_of
 from data_prep.writer import write_shards
 from fedmpi.clients.designs import uniform
 from fedmpi.common.streams import Purpose, Streams
@@ -199,17 +199,11 @@ def write(
         class_names=tuple(map(str, range(classes))),
         feature_shape=x.shape[1:],
         dtype="int32" if text else "float32",
-        mean=(),
-        std=(),
-        labels=y,
-        users=None,
-        user_names=None,
-        read=lambda rows: x[rows],
-        test_x=test[0],
-        test_y=test[1],
-        skipped=0,
+        read=rows_of(x, test[0]),
+        y=np.concatenate([y, test[1]]),
+        train=np.arange(len(y)),
+        test=np.arange(len(y), len(y) + len(test[1])),
         licence="none: generated",
-        citation="",
         vocabulary=tuple(f"w{number}" for number in range(vocabulary)) if text else (),
     )
     offsets = np.concatenate(([0], np.cumsum(sizes)))

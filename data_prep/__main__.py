@@ -1,22 +1,21 @@
 """Command line: `python -m data_prep list` and `python -m data_prep DATASET --partition NAME ... --out DIR`.
 
-Under mpiexec or srun the processes write the shards together. Exit codes: 0 done, 1 internal error, 2 invalid user
-input (one sentence on stderr, no traceback), 130 interrupted. SIGINT and SIGTERM unwind the preparation, so that no
-partial file remains.
+Under mpiexec or srun the first process does all the work. Exit codes: 0 done, 1 internal error, 2 invalid user input
+(one sentence on stderr, no traceback), 130 interrupted.
 """
 
 from __future__ import annotations
 
+import difflib
 import os
 import shlex
 import shutil
-import signal
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any
 
 import numpy as np
@@ -26,26 +25,26 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from data_prep.datasets import data_set, read_own
+from data_prep.datasets import DATASETS, data_set
 from data_prep.output import FULL, check_folder
-from data_prep.partitions import Request, completed, partition
-from data_prep.parts import parse_options, show_lists
-from data_prep.raw import DataSet, ReadOptions, Source, Tally
+from data_prep.partitions import Request, completed
+from data_prep.partitions import partition as partition_by
+from data_prep.raw import READING, DataSet, RawDataset, ReadOptions, Source, Tally
 from data_prep.shifts import LABEL_NOISE, SHIFT, shifted, with_label_noise
-from data_prep.writer import check_numbers, join_team, write_shards
+from data_prep.writer import check_numbers, write_shards
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import named_folder
-from fedmpi.common.registry import Component, resolve
+from fedmpi.common.options import REQUIRED, Option
+from fedmpi.common.registry import Component, components, resolve
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.describe.data import inspect_folder
-from fedmpi.mpi import Cluster
-from fedmpi.process.exit_codes import run_guarded
+from fedmpi.mpi import read_launch
+from fedmpi.process.exit_codes import DONE, INTERRUPTED, run_guarded
 
-DONE, INTERRUPTED = 0, 130
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_received: list[int] = []
 UNPACKED = "unpacked"
 ARCHIVES = (".zip", ".tar.gz", ".tar.bz2", ".tgz")
+WIDEST = 120
+INDENT = 4
 # ClickException of whichever copy of click this typer carries.
 CommandLineError: Any = typer.BadParameter.__mro__[2]
 COMMANDS = ("list", "prepare")
@@ -70,16 +69,18 @@ app = typer.Typer(
 
 def main() -> None:
     """Entry point: run one command; any failure ends all processes of the job."""
-    catch_signals()
     run_guarded(lambda: run(sys.argv[1:]))
 
 
 def run(words: list[str]) -> int:
-    """Run one command."""
+    """Run one command in the first of the processes that were launched together."""
+    launch = read_launch()
+    if launch is not None and launch.rank:
+        return DONE
     try:
         code = app(_with_command(words), standalone_mode=False, prog_name="python -m data_prep", obj=tuple(words))
     except (KeyboardInterrupt, typer.Abort):
-        code = signal_code()
+        code = INTERRUPTED
     except OSError as error:
         where = error.filename or "a file"
         advice = "Make room there" if error.errno in FULL else "Check the path and its permissions"
@@ -87,8 +88,7 @@ def run(words: list[str]) -> int:
     except CommandLineError as error:
         message = " ".join(error.format_message().split()).rstrip(".")  # names the option, error.message does not
         raise UserError(f"{message or 'no command'} (try --help)") from error
-    if code in (INTERRUPTED, signal_code()):  # some versions of typer raise, others return 130
-        code = signal_code()
+    if code == INTERRUPTED:  # some versions of typer raise, others return it
         print("interrupted: repeat the command to start again", file=sys.stderr, flush=True)
     return code if isinstance(code, int) else DONE
 
@@ -110,11 +110,44 @@ def list_all() -> None:
 
     Example: python -m data_prep list
     """
-    show_lists(Console())
+    console = Console()
+    lists = {"DATA SETS": {name: list(_about(data)) for name, data in DATASETS.items()}}
+    lists["PARTITIONS (--partition NAME)"] = {
+        part.name: [part.title, *map(_about_option, part.options)] for part in components("partition")
+    }
+    lists["OPTIONS OF DATA SETS"] = {flag(option.name): [option.doc] for option in READING}
+    wrapper = textwrap.TextWrapper(min(console.width, WIDEST), break_long_words=False, break_on_hyphens=False)
+    wrapper.initial_indent, wrapper.subsequent_indent = " " * INDENT, " " * (INDENT + 4)
+    for heading, entries in lists.items():
+        console.print(heading, style="bold", markup=False, highlight=False)
+        for name, facts in entries.items():
+            console.print(f"\n{name}", style="bold", markup=False, highlight=False)
+            for line in (line for fact in facts for line in wrapper.wrap(fact)):
+                console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print()
+
+
+def _about(data: DataSet) -> Iterator[str]:
+    yield f"samples: {data.size}"
+    yield f"licence: {data.licence}"
+    yield "built in: nothing to fetch" if data.raw == "none" else f"--raw {data.raw.upper()}: {data.files}"
+    if data.sources:  # for several files, the address of their folder
+        files, url = len(data.sources), data.sources[0].url
+        yield f"--download: {url if files == 1 else url.rpartition('/')[0] + '/'}{f' ({files} files)' * (files > 1)}"
+    if data.page:
+        yield f"page: {data.page}"
+    if data.options:
+        yield f"options: {' '.join(sorted(map(flag, data.options)))}"
+
+
+def _about_option(option: Option) -> str:
+    choices = f"{option.type}; " if "|" in option.type else ""
+    default = "required" if option.default is REQUIRED else f"default {option.default}"
+    return f"{flag(option.name)}: {option.doc} ({choices}{default})"
 
 
 @app.command("prepare", help=HELP_PREPARE, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def prepare_command(
+def prepare(
     context: typer.Context,
     dataset: Annotated[
         str, typer.Argument(metavar="DATASET", help="A name that `list` shows, or module:reader of yours.")
@@ -138,38 +171,92 @@ def prepare_command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the names and options, write nothing.")] = False,
 ) -> None:
     """Replaced by HELP_PREPARE."""
-    own = ("dry_run", "context", "own")
-    settings = {name: value for name, value in locals().items() if name not in own}
+    data, scheme = data_set(dataset), resolve("partition", partition)
+    changes = [resolve(kind, name) for kind, name in ((SHIFT, feature_shift), (LABEL_NOISE, label_noise)) if name]
+    parts = [data.reading, *([data.own] if data.own is not None else []), scheme, *changes]
     reserved = ["help", *(parameter.name or "" for parameter in context.command.params)]
-    command = "python -m data_prep " + shlex.join(context.obj).encode("utf-8", "backslashreplace").decode()
-    job = Job(**settings, words=context.args, reserved=reserved, command=command)
+    texts = parse_options(context.args, parts, reserved)
+    given = {part: part.checked(texts[part]) for part in parts}
+    completed(scheme, clients, given[scheme])
+    check_numbers(shards, val)
     if dry_run:
-        check_job(job)
+        check_folder(out, overwrite)
+    folder = _locate(data, raw, download)
+    if dry_run:
         print(f"{out} would be written: names, options and the place of the files are right")
         return
-    cluster = join_team()
-    console = Console(soft_wrap=True, highlight=False, quiet=not cluster.is_server)
-    prepare(job, console, cluster)
-    if cluster.is_server:
-        inspect_folder(out).render(console)
-    cluster.close()
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(f"{data.name}: licence: {data.licence}", f"cite: {data.citation}", sep="\n", markup=False)
+    tally = Tally(strict=strict)
+    if data.own is not None:
+        data = data_set(dataset, given[data.own])
+    folder = fetch(data.name, data.sources) if folder is None else folder
+    found = data.read(folder, ReadOptions(**given[parts[0]]), tally)
+    if tally.unreadable:
+        console.print(f"rows that cannot be read, left out: {tally.unreadable:,}.{tally.first_bad}", markup=False)
+    found, request = requested(found, clients, Streams(seed).generator(Purpose.PARTITION))
+    drawn = partition_by(partition, request, found.has_classes, **given[scheme])
+    console.print(f"partition {partition}: {scheme.title} Seed {seed}", markup=False)
+    for part in changes:
+        change = shifted if part.kind == SHIFT else with_label_noise
+        found = change(found, drawn, part, given[part], seed)
+    command = "python -m data_prep " + shlex.join(context.obj).encode("utf-8", "backslashreplace").decode()
+    with _shown_bytes(console) as progress:
+        write_shards(found, drawn, out, shards, seed, command, val, overwrite, progress)
+    inspect_folder(out).render(console)
 
 
-def catch_signals() -> None:
-    """Turn the signals into `KeyboardInterrupt`; one that the parent ignored stays ignored."""
-    for number in SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _interrupt)
+def requested(data: RawDataset, clients: int | None, generator: np.random.Generator) -> tuple[RawDataset, Request]:
+    """Return the input of a partition scheme, and the data with a note if some rows for training name no user."""
+    users = None if data.users is None else data.users[data.train]
+    if users is not None and (nobody := int((users < 0).sum())):
+        note = f"{nobody:,} of {len(users):,} training rows name no user, so the data have no natural clients"
+        data, users = replace(data, notes=(*data.notes, note)), None
+    if not data.has_classes:
+        return data, Request(np.zeros(len(data.train), np.int64), 1, clients, generator, users)
+    labels = data.y[data.train].astype(np.int64)
+    return data, Request(labels, data.classes, clients, generator, users, data.class_names, data.superclasses)
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    _received.append(number)
-    raise KeyboardInterrupt
+def flag(name: str) -> str:
+    """Return the command-line form of an option: classes_per_client is --classes-per-client."""
+    return "--" + name.replace("_", "-")
 
 
-def signal_code() -> int:
-    """Return the exit code of a process ended by a signal."""
-    return 128 + (_received[0] if _received else int(signal.SIGINT))
+def parse_options(
+    words: Sequence[str], takers: Sequence[Component], reserved: Sequence[str]
+) -> dict[Component, dict[str, Any]]:
+    """Parse the options of components from words of the command line: --name value, --name=value or --name.
+
+    An option that several components have is given to each; `reserved` names the options of data_prep itself.
+    """
+    taken: dict[str, dict[Component, Option]] = {}
+    for part in takers:
+        for option in part.options:
+            taken.setdefault(option.name, {})[part] = option
+            if option.name in reserved:
+                name = flag(option.name)
+                raise UserError(f"{name} is an option of data_prep itself. Rename the option of your component")
+    given: dict[Component, dict[str, Any]] = {part: {} for part in takers}
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        if not word.startswith("--"):
+            raise UserError(f"what is {word!r} for? an option begins with -- and takes one value")
+        written, equals, value = word.partition("=")
+        name = written[2:].replace("-", "_")
+        if name not in taken:
+            used = " and ".join(dict.fromkeys(part.name for part in takers))
+            close = difflib.get_close_matches(name, [*taken, *reserved], n=1)
+            hint = f"did you mean {flag(close[0])}?" if close else "`python -m data_prep list` shows all options"
+            raise UserError(f"{written} is no option of {used}; {hint}")
+        if not equals and left and not left[0].startswith("--"):
+            equals, value = "=", left.pop(0)
+        for part, option in taken[name].items():
+            if not equals and option.annotation is not bool:
+                raise UserError(f"{written} needs a value: {option.doc or 'an option of your own'}")
+            given[part][name] = value if equals else True
+    return given
 
 
 @contextmanager
@@ -180,133 +267,34 @@ def _shown_bytes(console: Console) -> Iterator[Callable[[int, int], None]]:
         task = bar.add_task("writing", total=None)
 
         def update(done: int, total: int) -> None:
-            if _received:  # Python drops exceptions raised in a weak reference's callback
-                raise KeyboardInterrupt
             bar.update(task, completed=done, total=total)
 
         yield update
 
 
-@dataclass(frozen=True)
-class Job:
-    """One preparation as requested on the command line, by the parameters of the command."""
-
-    dataset: str
-    partition: str
-    out: Path
-    clients: int | None  # N; None if the scheme counts them
-    shards: int
-    seed: int
-    raw: Path | None
-    download: bool
-    val: float
-    feature_shift: str | None
-    label_noise: str | None
-    strict: bool
-    overwrite: bool
-    words: Sequence[str]  # Options of the chosen components, as written
-    reserved: Sequence[str]  # Names of the command's own options
-    command: str  # The command line, for the manifest
-
-
-def prepare(job: Job, console: Console, cluster: Cluster) -> None:
-    """Write the shards of one job, after checking everything that can be checked before the data are read.
-
-    With several processes, each reads and partitions the same data, and writes its share of the shards.
-    """
-    data, options, law, given = _checked(job)
-    console.print(f"{data.name}: licence: {data.licence}", f"cite: {data.citation}", sep="\n", markup=False)
-    folder = _locate(data, job)
-    if folder is None:  # rank 0 downloads, then the others find the files in the cache
-        if not cluster.is_server:
-            cluster.barrier()
-        folder = fetch(data.name, data.sources)
-        if cluster.is_server:
-            cluster.barrier()
-    tally = Tally(strict=job.strict)
-    if data.own is None:
-        raw = data.read(folder, options, tally)
-    else:
-        raw = read_own(data.own, given[data.own], folder, options, tally)
-    if tally.unreadable:
-        console.print(f"rows that cannot be read, left out: {tally.unreadable:,}.{tally.first_bad}", markup=False)
-    for rule, count in tally.dropped.items():
-        console.print(f"left out: {count:,} {rule}", markup=False)
-    request = Request(
-        np.asarray(raw.labels, np.int64),
-        raw.label_classes,
-        job.clients,
-        Streams(job.seed).generator(Purpose.PARTITION),
-        raw.users,
-        raw.class_names if raw.has_classes else (),
-        raw.superclasses,
-        raw.attribute,
-    )
-    drawn = partition(job.partition, request, raw.labeled, **given[law])
-    noted = (*tally.notes, *drawn.notes)
-    console.print(f"partition {job.partition}: {law.title} Seed {job.seed}", markup=False)
-    changed = raw
-    for part in given:
-        if part.kind == SHIFT:
-            changed = shifted(changed, drawn, part, given[part], job.seed)
-        elif part.kind == LABEL_NOISE:
-            changed = with_label_noise(changed, drawn, part, given[part], job.seed)
-    for note in noted:
-        console.print(f"note: {note}", markup=False)
-    with _shown_bytes(console) as progress:
-        manifest = write_shards(
-            changed, drawn, job.out, job.shards, job.seed, job.command, job.val, job.overwrite, progress, cluster
-        )
-    for note in manifest.notes:
-        if note not in (*raw.notes, *noted):
-            console.print(f"note: {note}", markup=False)
-
-
-def check_job(job: Job) -> None:
-    """Raise the errors that can be found before data are read or downloaded."""
-    data = _checked(job)[0]
-    check_folder(job.out, job.overwrite)
-    _locate(data, job)  # last, since missing files need not stop the other checks
-    if job.raw is not None and job.raw.is_dir() and os.access(job.raw, os.R_OK) and not any(job.raw.iterdir()):
-        raise UserError(f"--raw {job.raw} is empty; it must name {data.files}")
-
-
-def _checked(job: Job) -> tuple[DataSet, ReadOptions, Component, dict[Component, dict[str, Any]]]:
-    """Return the data set, how to read it, the partition scheme, and the options given to each component."""
-    data, law = data_set(job.dataset), resolve("partition", job.partition)
-    named = ((SHIFT, job.feature_shift), (LABEL_NOISE, job.label_noise))
-    own = [data.own] if data.own is not None else []
-    parts = [data.reading, *own, law, *(resolve(kind, name) for kind, name in named if name is not None)]
-    texts = parse_options(job.words, parts, job.reserved)
-    given = {part: part.checked(texts[part]) for part in parts}
-    completed(law, job.clients, given[law])
-    check_numbers(job.shards, job.val)
-    return data, ReadOptions(**given[parts[0]]), law, given
-
-
-def _locate(data: DataSet, job: Job) -> Path | None:
+def _locate(data: DataSet, raw: Path | None, download: bool) -> Path | None:
     """Return the folder or file to read; None if it is to be downloaded."""
-    if job.raw is not None and job.download:
+    if raw is not None and download:
         raise UserError("--raw and --download exclude each other; give one of them")
     if data.raw == "none":
-        if job.raw is not None or job.download:
+        if raw is not None or download:
             raise UserError(f"{data.name} is built in; leave out --raw and --download")
         return Path()
     page = f" (from {data.page})" if data.page else ""
     kind = "FILE" if data.raw == "file" else "DIR"
-    if job.download:
+    if download:
         if not data.sources:
             raise UserError(
                 f"{data.name} has no address with a published checksum; fetch it by hand{page} and pass --raw {kind} "
                 f"with {data.files}"
             )
         return None
-    if job.raw is None:
+    if raw is None:
         alternative = " or --download" if data.sources else ""
         raise UserError(f"where is {data.name}? give --raw {kind}{alternative}; --raw names {data.files}{page}")
-    if not job.raw.exists():
-        raise UserError(f"--raw {job.raw} does not exist; it must name {data.files}{page}")
-    return job.raw
+    if not raw.exists():
+        raise UserError(f"--raw {raw} does not exist; it must name {data.files}{page}")
+    return raw
 
 
 def cache_folder(name: str) -> Path:

@@ -18,13 +18,14 @@ import typer
 
 from data_prep.partitions import Partition
 from data_prep.raw import RawDataset, described
-from data_prep.writer import join_team, write_shards
+from data_prep.writer import write_shards
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
+from fedmpi.common.types import AnyArray, Ints
 from fedmpi.config.server_tables import RebalanceTable
 from fedmpi.data.augmentation import ORIGINAL_COUNTS, AugmentedStore, Rebalancing, rebalance
 from fedmpi.data.shards import open_folder
-from fedmpi.mpi import Cluster
+from fedmpi.mpi import read_launch
 from fedmpi.process.exit_codes import run_guarded
 
 Reading = Literal["ratio", "ratio-minus-one"]
@@ -38,7 +39,6 @@ def write_augmented(
     seed: int = 0,
     overwrite: bool = False,
     command: str = "",
-    cluster: Cluster | None = None,
 ) -> Rebalancing:
     """Write the shards of a folder again, with the augmented copies of every client after its samples.
 
@@ -66,15 +66,23 @@ def write_augmented(
         notes=(f"augmented: {int(rebalancing.added.sum())} copies, {rebalancing.overhead:.1%} of the samples",),
     )
     test_x, test_y = store.test()
+    labels = np.concatenate([augmented.labels(client) for client in range(store.clients)])
+    samples, rows = len(labels), np.arange(len(labels) + len(test_y))
+
+    def read(rows: Ints) -> AnyArray:
+        tested = rows >= samples
+        found = np.empty((len(rows), *test_x.shape[1:]), test_x.dtype)
+        found[~tested], found[tested] = augmented.rows(rows[~tested])[0], test_x[rows[tested] - samples]
+        return found
+
     raw = RawDataset(
         name=manifest.dataset,
         class_names=tuple(manifest.class_names),
-        labels=np.concatenate([augmented.labels(client) for client in range(store.clients)]),
-        users=None,
+        read=read,
+        y=np.concatenate([labels, test_y]),
+        train=rows[:samples],
+        test=rows[samples:],
         user_names=tuple(store.client_ids.tolist()) if named else None,
-        read=lambda positions: augmented.rows(positions)[0],
-        test_x=test_x,
-        test_y=np.asarray(test_y, np.int64),
         skipped=manifest.skipped,
         licence=manifest.licence,
         citation=manifest.citation,
@@ -82,8 +90,7 @@ def write_augmented(
         understood=manifest.understood,
         **described(store.description),
     )
-    shards = len(store.shard_starts) - 1
-    write_shards(raw, partition, out, shards, manifest.seed, command, 0.0, overwrite, None, cluster)
+    write_shards(raw, partition, out, len(store.shard_starts) - 1, manifest.seed, command, overwrite=overwrite)
     return rebalancing
 
 
@@ -108,25 +115,23 @@ def augment(
     python -m data_prep.augment shards/emnist --alpha 0.67 --out shards/emnist-augmented
     """
     command = shlex.join(["python", "-m", "data_prep.augment", *sys.argv[1:]])
-    team = join_team()
     try:
         part = RebalanceTable(alpha=alpha, copies=copies, rotation=rotation, shear=shear, shift=shift, zoom=zoom)
-        done = write_augmented(folder, out, part, seed, overwrite, command, team)
+        done = write_augmented(folder, out, part, seed, overwrite, command)
     except UserError as error:
         print(error, file=sys.stderr)
         raise typer.Exit(2) from None
-    if team.is_server:
-        original = int(done.sizes.sum() - done.added.sum())
-        print(f"{out}: {original} samples and {int(done.added.sum())} copies, storage overhead {done.overhead:.1%}")
-        print(f'train on it with rebalance.mode = "stored", rebalance.alpha = {alpha}, rebalance.copies = "{copies}"')
-    team.close()
+    original = int(done.sizes.sum() - done.added.sum())
+    print(f"{out}: {original} samples and {int(done.added.sum())} copies, storage overhead {done.overhead:.1%}")
+    print(f'train on it with rebalance.mode = "stored", rebalance.alpha = {alpha}, rebalance.copies = "{copies}"')
 
 
 def main() -> None:
     """Entry point: any failure ends all processes of the job."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.command()(augment)
-    run_guarded(app)
+    launch = read_launch()
+    run_guarded(app if launch is None or not launch.rank else lambda: None)
 
 
 if __name__ == "__main__":

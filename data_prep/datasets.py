@@ -6,6 +6,7 @@ import difflib
 import inspect
 from collections.abc import Mapping
 from dataclasses import replace
+from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,10 @@ from data_prep.formats.leaf import LETTERS, read_femnist, read_shakespeare
 from data_prep.formats.own import MEMBERS, of_arrays, read_own_files
 from data_prep.formats.texts import read_amazon, read_mind, read_sentiment140
 from data_prep.holdout import hold_out_test
-from data_prep.raw import TEXT_OPTIONS, UNKNOWN, DataSet, RawDataset, ReadOptions, Source, Tally, measured
+from data_prep.raw import TEXT_OPTIONS, UNKNOWN, DataSet, RawDataset, ReadOptions, Source, Tally, measure, rows_of
 from fedmpi.common.calling import calling, refuse_result
 from fedmpi.common.errors import UserError
-from fedmpi.common.registry import Component, resolve
+from fedmpi.common.registry import Component, register, resolve
 from fedmpi.data.opening import load_digits_split
 
 OF_ARRAYS = frozenset({"targets", "task", "channels", "split"})
@@ -82,15 +83,14 @@ def _cifar(classes: int, files: str, md5: str) -> DataSet:
 def read_digits(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
     """Return scikit-learn's digits, as in `data.source = "digits"`; features (1, 8, 8) uint8, pixel values 0 ... 16."""
     train_x, train_y, test_x, test_y = load_digits_split()
-    train = (lambda index: train_x[index], train_y)
-    return measured(data_set.images(tally, tuple("0123456789"), train, (test_x, test_y)))
+    return data_set.images(tuple("0123456789"), rows_of(train_x, test_x), train_y, test_y, fit=measure)
 
 
 OWN_ARRAYS = DataSet(
     name="arrays",
     files="an .npz file with x, y and optionally user, x_test, y_test, or a table: .csv, .tsv, .parquet, .arrow",
     reader=read_own_files,
-    options=TEXT_OPTIONS | OF_ARRAYS | {"label", "user", "features", "delimiter", "decimal", "encoding", "image_size"},
+    options=TEXT_OPTIONS | OF_ARRAYS | {"label", "user", "features", "delimiter", "encoding", "image_size"},
     raw="file",
 )
 ALL = (
@@ -223,10 +223,24 @@ ALL = (
 DATASETS: dict[str, DataSet] = {data_set.name: data_set for data_set in ALL}
 
 
-def data_set(name: str) -> DataSet:
-    """Return the data set of this name, or the one that a custom reader reads."""
+def data_set(name: str, given: Mapping[str, Any] | None = None) -> DataSet:
+    """Return the data set of this name, or the one that a custom reader reads with the given options.
+
+    A custom reader is a function (raw, *, options) -> arrays by name, or a `RawDataset`. `raw` is the path given with
+    --raw; a reader without it reads no files. The arrays have the names used in an .npz file of the data set `arrays`.
+    """
     if ":" in name:
-        return _own_data_set(name)
+        part = resolve("data set", name)
+        return DataSet(
+            name=name,
+            licence=UNKNOWN,
+            citation=UNKNOWN,
+            files="what your reader reads",
+            reader=lambda _, raw, options, tally: read_own(part, given or {}, raw, options, tally),
+            options=OF_ARRAYS - {option.name for option in part.options},
+            raw="folder" if reads_files(part) else "none",
+            own=part,
+        )
     if name not in DATASETS:
         close = difflib.get_close_matches(name, DATASETS, n=1)
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(DATASETS)} (`list` explains them)"
@@ -234,29 +248,10 @@ def data_set(name: str) -> DataSet:
     return DATASETS[name]
 
 
-def _own_data_set(name: str) -> DataSet:
-    """Return the data set of a custom reader: a function (raw, *, options) -> arrays by name, or a `RawDataset`.
-
-    `raw` is the path given with --raw; a reader without it reads no files. The arrays have the names used in an .npz
-    file of the data set `arrays`: x, y and optionally user, x_test, y_test.
-    """
-    part = resolve("data set", name)
-    return DataSet(
-        name=name,
-        licence=UNKNOWN,
-        citation=UNKNOWN,
-        files="what your reader reads",
-        reader=lambda _, raw, options, tally: read_own(part, {}, raw, options, tally),
-        options=OF_ARRAYS - {option.name for option in part.options},
-        raw="folder" if reads_files(part) else "none",
-        own=part,
-    )
-
-
 def reads_files(part: Component) -> bool:
     """Check whether a reader takes the path given with --raw."""
     kinds = [parameter.kind for parameter in inspect.signature(part.object).parameters.values()]
-    return inspect.Parameter.POSITIONAL_ONLY in kinds or inspect.Parameter.POSITIONAL_OR_KEYWORD in kinds
+    return Parameter.POSITIONAL_ONLY in kinds or Parameter.POSITIONAL_OR_KEYWORD in kinds
 
 
 def read_own(part: Component, given: Mapping[str, Any], raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
@@ -279,7 +274,28 @@ def read_own(part: Component, given: Mapping[str, Any], raw: Path, options: Read
         raise refuse_result(part, f"returned no array {missing[0]!r}: x and y are needed")
     with calling(part):  # its result may not convert to an array, e.g. a tensor on another device
         arrays = {str(name): np.asarray(values) for name, values in found.items()}
-    source = replace(OWN_ARRAYS, name=part.name)
-    return hold_out_test(
-        of_arrays(part.name, arrays, options, tally).data_set(source, options, tally), options.split, tally
-    )
+    data = of_arrays(part.name, arrays, options).data_set(replace(OWN_ARRAYS, name=part.name), options, tally)
+    return hold_out_test(data, options.split, tally)
+
+
+def _register(data: DataSet) -> None:
+    """Make a built-in data set a component (raw, *, options) -> `RawDataset`."""
+
+    def read(raw: Path = Path(), **options: Any) -> RawDataset:
+        return data.read(Path(raw), ReadOptions(**options), Tally())
+
+    options = data.reading.options
+    positional = [] if data.raw == "none" else [Parameter("raw", Parameter.POSITIONAL_OR_KEYWORD)]
+    keywords = [Parameter(option.name, Parameter.KEYWORD_ONLY, default=option.default) for option in options]
+    read.__name__ = read.__qualname__ = data.name
+    read.__annotations__ = {option.name: option.annotation for option in options}
+    read.__signature__ = Signature([*positional, *keywords])  # type: ignore[attr-defined]
+    listed = "".join(f"\n{option.name} : {option.type}\n    {option.doc}" for option in options)
+    size = "data of your own" if data.samples == "yours" else data.size
+    files = f"; --raw names {data.files}" if data.files else ""
+    read.__doc__ = f"{size[:1].upper()}{size[1:]}{files}." + (f"\n\nParameters\n----------{listed}" if options else "")
+    register("data set", data.name)(read)
+
+
+for _data in ALL:
+    _register(_data)

@@ -6,31 +6,30 @@ from dataclasses import replace
 
 import numpy as np
 
-from data_prep.formats.files import stored
 from data_prep.raw import RawDataset, Tally
 from fedmpi.common.apportionment import largest_remainders, offsets_of
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.common.types import AnyArray, Ints
+from fedmpi.common.types import Ints
 
 TEST_SHARE = 0.2
 
 
 def hold_out_test(raw: RawDataset, split: str, tally: Tally) -> RawDataset:
-    """Hold out a fifth of the training samples for testing if there is no test part; the same for every seed.
-
-    Normalization and vocabulary are then fitted to the remaining samples (`RawDataset.refit`).
-    """
-    groups = raw.users if split == "users" else raw.groups
-    if len(raw.test_y):
+    """Hold out a fifth of the rows for testing if there is no test part; the same for every seed."""
+    if len(raw.test):
         if split != "rows":
             raise UserError(f"{raw.name} has a test part, so --split {split} has no effect. Leave --split out.")
         return raw
-    labels = raw.labels if raw.has_classes else None
+    labels = raw.y[raw.train] if raw.has_classes else None
+    users, groups = (None if codes is None else codes[raw.train] for codes in (raw.users, raw.groups))
+    if users is not None and users.min(initial=0) < 0:
+        users = None
+    chosen = users if split == "users" else groups
     if split == "rows":
-        train, test = stratified_rows(len(raw.labels), labels)
-    elif groups is not None:
-        train, test = train_test_groups(groups, labels)
+        train, test = stratified_rows(len(raw.train), labels)
+    elif chosen is not None:
+        train, test = train_test_groups(chosen, labels)
     elif split == "users":
         raise UserError(
             f"--split users needs a user of each sample, but {raw.name} names none. Name their column with --user and "
@@ -43,11 +42,10 @@ def hold_out_test(raw: RawDataset, split: str, tally: Tally) -> RawDataset:
         raise UserError(
             f"{raw.name} holds one {what}, so no test part can be held out. Give more data, or a test part."
         )
-    for what, codes in (("users", raw.users), ("folders", raw.groups)):
+    for what, codes in (("users", users), ("folders", groups)):
         if split == "rows" and codes is not None and (note := in_both(what, codes, train, test)):
             tally.note(note)
-            raw = replace(raw, notes=(*raw.notes, note))
-    return _parted(raw, train, test, train, None)
+    return replace(raw, train=raw.train[train], test=raw.train[test])
 
 
 def in_both(what: str, codes: Ints, train: Ints, test: Ints) -> str:
@@ -59,31 +57,6 @@ def in_both(what: str, codes: Ints, train: Ints, test: Ints) -> str:
     return (
         f"the test part is drawn by rows: {both:,} of its {len(tested):,} {what} also have training samples; "
         f"--split {what} keeps the samples of one together"
-    )
-
-
-def _parted(raw: RawDataset, train: Ints, test: Ints, known: Ints, test_x: AnyArray | None) -> RawDataset:
-    """Return the data set of the rows `train`, tested on the rows `test`, with the statistics of the rows `known`."""
-    fitted = raw if raw.refit is None else raw.refit(known)
-    if test_x is None or raw.task == "text":  # token ids depend on the vocabulary
-        test_x = stored(fitted.read, test, raw.feature_shape, raw.dtype)
-    users, names = raw.users, raw.user_names
-    if users is not None:
-        left, users = np.unique(users[train], return_inverse=True)
-        names = names if names is None else tuple(names[user] for user in left)
-    return replace(
-        fitted,
-        labels=raw.labels[train],
-        users=users,
-        user_names=names,
-        read=lambda rows: fitted.read(train[rows]),
-        test_x=test_x,
-        test_y=fitted.targets_of(test),
-        notes=tuple(dict.fromkeys((*raw.notes, *fitted.notes))),
-        attributes={name: values[train] for name, values in raw.attributes.items()},
-        refit=None if raw.refit is None else lambda rows: _parted(raw, train, test, train[rows], test_x),
-        read_targets=None if raw.read_targets is None else lambda rows: fitted.targets_of(train[rows]),
-        groups=None if raw.groups is None else raw.groups[train],
     )
 
 
@@ -122,22 +95,22 @@ def train_test_groups(groups: Ints, labels: Ints | None = None) -> tuple[Ints, I
     part.
     """
     n, classes = len(groups), labels if labels is not None else np.zeros(len(groups), np.int64)
+    _, groups = np.unique(groups, return_inverse=True)
     missing = np.bincount(classes) * TEST_SHARE
     order = np.argsort(groups, kind="stable")
     starts = offsets_of(np.bincount(groups))
     left, chosen = int(n * TEST_SHARE), np.zeros(len(starts) - 1, bool)
     for group in _generator().permutation(len(chosen)).tolist():
         size = int(starts[group + 1] - starts[group])
-        if not 0 < size <= left:
+        if size > left:
             continue
         found, counts = np.unique(classes[order[starts[group] : starts[group + 1]]], return_counts=True)
         if labels is None or np.abs(missing[found] - counts).sum() < np.abs(missing[found]).sum():
             missing[found] -= counts
             left -= size
             chosen[group] = True
-    sizes = np.diff(starts)
-    if not chosen.any() and np.count_nonzero(sizes) > 1:
-        chosen[np.argmin(np.where(sizes > 0, sizes, n + 1))] = True
+    if not chosen.any() and len(chosen) > 1:
+        chosen[np.argmin(np.diff(starts))] = True
     return np.flatnonzero(~chosen[groups]), np.flatnonzero(chosen[groups])
 
 

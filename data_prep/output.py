@@ -1,6 +1,6 @@
-"""Output of a preparation: the folder, and HDF5 files that are written atomically.
+"""Output of a preparation: the folder, and its HDF5 files, whose content does not depend on the clock.
 
-A file is written under a temporary name, flushed to the disk and renamed. Its content does not depend on the clock.
+A folder is marked until its manifest, which is written last, describes all files. So they need no temporary names.
 """
 
 from __future__ import annotations
@@ -19,19 +19,9 @@ import h5py
 import numpy as np
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.files import partial_name, refuse_unwritable, sync_folder
+from fedmpi.common.files import refuse_unwritable, sync_folder
 from fedmpi.common.types import AnyArray
-from fedmpi.data.schema import (
-    EXTRAS,
-    MANIFEST,
-    PARTIAL,
-    PREPARING,
-    TEST,
-    VALIDATION,
-    VECTORS,
-    VOCABULARY,
-    ShardFile,
-)
+from fedmpi.data.schema import EXTRAS, MANIFEST, PREPARING, TEST, VALIDATION, VECTORS, VOCABULARY, ShardFile
 from fedmpi.records.hold import FOLDER, Hold
 
 if TYPE_CHECKING:
@@ -42,18 +32,6 @@ _SINGLE = (TEST, VALIDATION, EXTRAS, VOCABULARY, VECTORS, MANIFEST)
 _OWN = re.compile(rf"(train-\d{{5,}}\.h5|{'|'.join(map(re.escape, _SINGLE))})")
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error codes for no space, no quota, or a limit on the length of files."""
-
-
-@contextmanager
-def temporary_room(folder: str) -> Iterator[None]:
-    """Report a temporary folder that cannot be written as such, not as damaged input."""
-    try:
-        yield
-    except OSError as error:
-        why = "is full" if error.errno in FULL else f"cannot be written ({error.strerror or error})"
-        raise UserError(
-            f"the temporary folder {folder} {why}. Make room there, or set TMPDIR to a folder with more"
-        ) from error
 
 
 class SparedFile(io.FileIO):
@@ -82,41 +60,15 @@ class SparedFile(io.FileIO):
 
 
 @contextmanager
-def growing_h5(path: Path) -> Iterator[h5py.File]:
-    """Open an HDF5 file under a temporary name, removed if the block fails; `complete` gives it its final name."""
-    partial = partial_name(path)
-    try:
-        with (
-            closing(SparedFile(partial, "w+")) as file,
-            h5py.File(file, "w", alignment_threshold=1, alignment_interval=_ALIGNMENT) as h5,
-        ):
-            yield h5
-        if file.error is not None:
-            raise file.error
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-
-
-@contextmanager
-def nothing_partial(*paths: Path) -> Iterator[None]:
-    """Remove files that still have their temporary names if the block fails."""
-    try:
-        yield
-    except BaseException:
-        for path in paths:
-            partial_name(path).unlink(missing_ok=True)
-        raise
-
-
-def complete(path: Path, first_client: int = 0, clients: int = 0, samples: int = 0) -> ShardFile:
-    """Flush a growing file to the disk and rename it to `path`; return its entry of the manifest, with its sha256."""
-    temporary = partial_name(path)
-    with temporary.open("rb+") as stream:
-        os.fsync(stream.fileno())
-    os.replace(temporary, path)
-    sync_folder(path.parent)
-    return entry(path, first_client, clients, samples)
+def new_h5(path: Path) -> Iterator[h5py.File]:
+    """Open a new HDF5 file to write to."""
+    with (
+        closing(SparedFile(path, "w+")) as file,
+        h5py.File(file, "w", alignment_threshold=1, alignment_interval=_ALIGNMENT) as h5,
+    ):
+        yield h5
+    if file.error is not None:
+        raise file.error
 
 
 def reserve(h5: h5py.File, name: str, shape: tuple[int, ...], dtype: Any) -> h5py.Dataset:
@@ -138,75 +90,59 @@ def store(h5: h5py.File, name: str, values: AnyArray) -> None:
 
 
 def entry(path: Path, first_client: int = 0, clients: int = 0, samples: int = 0) -> ShardFile:
-    """Return the manifest's entry of a finished file, with size and sha256."""
-    with path.open("rb") as stream:
+    """Flush a finished file to the disk; return its entry of the manifest, with size and sha256."""
+    with path.open("rb+") as stream:
+        os.fsync(stream.fileno())
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     return ShardFile(path.name, path.stat().st_size, digest, first_client, clients, samples)
 
 
-def claim(folder: Path, overwrite: bool) -> Hold:
-    """Lock `folder` and make it ready to be written, or raise an error.
+@contextmanager
+def preparing(folder: Path, overwrite: bool) -> Iterator[None]:
+    """Lock a folder and clear it for a preparation, or raise an error; if the block fails, nothing of it remains.
 
     An empty or missing folder is used. A folder whose preparation was interrupted is cleared of its files; a prepared
     one only with `overwrite`. Files that a preparation does not write are never touched.
     """
-    hold = None
+    check_folder(folder, overwrite)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _refuse(folder, overwrite)
         hold = Hold(folder)
-        _refuse(folder, overwrite)  # others may have written before they released the lock
-        ours = own_files(folder)
+    except OSError as error:
+        raise UserError(
+            f"the output folder {folder} cannot be written ({error.strerror}). Choose another --out"
+        ) from None
+    try:
+        check_folder(folder, overwrite)  # others may have written before they released the lock
         (folder / PREPARING).touch()
         sync_folder(folder)
-        for path in ours:  # the manifest first, so that it never describes missing files
-            path.unlink()
-    except BaseException as error:
-        if hold is not None:
-            hold.release()
-            hold.path.unlink(missing_ok=True)
-        with suppress(OSError):  # another process has the lock already, or it is gone
-            (folder / FOLDER).rmdir()
-        if isinstance(error, OSError):
-            raise UserError(
-                f"the output folder {folder} cannot be written ({error.strerror}). Choose another --out"
-            ) from None
-        raise
-    return hold
+        _clear(folder)
+        try:
+            yield
+        except BaseException:
+            _clear(folder)
+            raise
+        finally:
+            sync_folder(folder)
+            (folder / PREPARING).unlink()
+            sync_folder(folder)
+    finally:
+        hold.release()
 
 
 def check_folder(folder: Path, overwrite: bool) -> None:
-    """Raise the errors of `claim` that can be found without writing anything."""
+    """Raise the errors that can be found without writing anything."""
     refuse_unwritable(folder, writing=True)
-    if folder.is_dir():
-        _refuse(folder, overwrite)
-
-
-def _refuse(folder: Path, overwrite: bool) -> None:
-    present = {path.name for path in folder.iterdir()} - {FOLDER}
+    present = {path.name for path in folder.iterdir()} - {FOLDER} if folder.is_dir() else set()
     if MANIFEST in present and not overwrite and PREPARING not in present:
         raise UserError(f"{folder} holds a prepared data set already. Choose another --out, or add --overwrite")
     if present and MANIFEST not in present and PREPARING not in present:
-        other = sorted(present)[0]
-        raise UserError(f"{folder} holds something else ({other}). Choose an empty or new folder with --out")
+        raise UserError(f"{folder} holds something else ({min(present)}). Choose an empty or new folder with --out")
 
 
-def own_files(folder: Path) -> list[Path]:
-    """Return the files of earlier preparations in a folder, complete or not; the manifest first."""
-    present = folder.iterdir() if folder.is_dir() else ()
-    ours = [path for path in present if _OWN.fullmatch(path.name.removeprefix(".").removesuffix(PARTIAL))]
-    return sorted(ours, key=lambda path: (path.name != MANIFEST, path.name))
-
-
-def abandon(folder: Path) -> None:
-    """Remove from the folder all that a failed preparation wrote."""
-    for path in own_files(folder):
-        path.unlink(missing_ok=True)
-    release(folder)
-
-
-def release(folder: Path) -> None:
-    """Mark the preparation as complete."""
-    with suppress(FileNotFoundError):
-        (folder / PREPARING).unlink()
-    sync_folder(folder)
+def _clear(folder: Path) -> None:
+    """Remove the files of an earlier preparation, the manifest first, so that it never describes missing files."""
+    ours = [path for path in folder.iterdir() if _OWN.fullmatch(path.name.removeprefix(".").removesuffix(".partial"))]
+    for path in sorted(ours, key=lambda path: (path.name != MANIFEST, path.name)):
+        with suppress(FileNotFoundError):
+            path.unlink()

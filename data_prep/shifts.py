@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from data_prep.partitions import Partition
-from data_prep.raw import RawDataset, measured
+from data_prep.raw import RawDataset
 from fedmpi.common.calling import calling, refuse_result
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import Component
@@ -40,21 +40,22 @@ def shifted(
         of_sample = part.make(options)(partition.clients, streams.generator(Purpose.PARTITION, _SHIFT_STREAM))
     if not callable(of_sample):
         raise refuse_result(part, f"returned a {type(of_sample).__name__}: return a function (x, client, generator)")
-    owners = partition.owners(len(raw.labels))
+    owners, position = np.full(len(raw.y), -1, np.int64), np.zeros(len(raw.y), np.int64)
+    position[raw.train] = np.arange(len(raw.train))  # a row's number among those for training keys its stream
+    owners[raw.train] = partition.owners(len(raw.train))
 
     def read(rows: Ints) -> AnyArray:
         x = np.array(raw.read(rows))
         with calling(part):
             for place, row in enumerate(rows.tolist()):
                 if owners[row] >= 0:
-                    generator = streams.generator(Purpose.PARTITION, _ROW_STREAM, row)
+                    generator = streams.generator(Purpose.PARTITION, _ROW_STREAM, int(position[row]))
                     found = checked_sample(part, of_sample(x[place], int(owners[row]), generator), x[place])
                     x[place] = np.clip(np.rint(found), 0, 255) if raw.dtype == "uint8" else found
         return x
 
     note = f"features shifted client by client: {part.name}; the test part is not"
-    changed = replace(raw, read=read, notes=(*raw.notes, note))
-    return measured(changed) if raw.refit is not None else changed
+    return replace(raw, read=read, notes=(*raw.notes, note))
 
 
 def with_label_noise(
@@ -65,10 +66,12 @@ def with_label_noise(
         raise UserError(
             f"--label-noise {part.name} changes classes, and targets of {raw.name} are {raw.targets}. Leave it out"
         )
-    generator, owners = Streams(seed).generator(Purpose.PARTITION, _LABEL_STREAM), partition.owners(len(raw.labels))
+    generator, owners = Streams(seed).generator(Purpose.PARTITION, _LABEL_STREAM), partition.owners(len(raw.train))
     with calling(part):
-        given = part.make(options)(raw.labels.copy(), owners, raw.classes, generator)
-    return replace(raw, given_labels=checked_labels(part, given, len(raw.labels), raw.classes))
+        given = part.make(options)(raw.y[raw.train], owners, raw.classes, generator)
+    given_y = raw.y.copy()
+    given_y[raw.train] = checked_labels(part, given, len(raw.train), raw.classes)
+    return replace(raw, given_y=given_y)
 
 
 def checked_sample(part: Component, given: Any, like: AnyArray) -> AnyArray:

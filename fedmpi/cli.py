@@ -419,10 +419,9 @@ def prepare(context: typer.Context) -> int:
 
     Example: fedmpi prepare digits --partition iid --clients 20 --shards 2 --out shards/digits
     """
-    from data_prep import __main__ as data_prep
+    from data_prep.__main__ import run
 
-    data_prep.catch_signals()
-    return data_prep.run(list(context.args))
+    return run(list(context.args))
 
 
 def _load(config: Path | None, settings: list[str] | None) -> Config:

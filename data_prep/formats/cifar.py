@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.formats.files import Scratch, require
-from data_prep.raw import DataSet, RawDataset, ReadOptions, Tally, not_official
+from data_prep.formats.files import require
+from data_prep.raw import DataSet, RawDataset, ReadOptions, Tally, not_official, rows_of
 from fedmpi.common.errors import UserError, raised
 from fedmpi.common.types import Ints
 
@@ -101,15 +101,12 @@ def read_cifar(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally)
     train = [require(raw, (name,), data_set.files) for name in files]
     meta = require(raw, (about,), data_set.files)
     names = tuple(_listed(meta, load_batch(meta), f"{prefix}label_names", str, classes))
-    scratch, parts = Scratch(SHAPE, np.uint8), []
-    for path in train:
-        images, batch_labels = _images(path, f"{prefix}labels", classes)
-        scratch.append(images)
-        parts.append(batch_labels)
-    x, labels = scratch.rows(), np.concatenate(parts)
+    parts = [_images(path, f"{prefix}labels", classes) for path in train]
     test = _images(require(raw, (tested,), data_set.files), f"{prefix}labels", classes)
+    labels = np.concatenate([some for _, some in parts])
     mean, std = STATISTICS[classes]
-    data = data_set.images(tally, names, (lambda index: x[index], labels), test, mean=mean, std=std)
+    read = rows_of(*(images for images, _ in (*parts, test)))
+    data = data_set.images(names, read, labels, test[1], mean=mean, std=std)
     if classes == 100:
         data = replace(data, superclasses=_superclasses(train[0], labels))
         official = hashlib.sha256("\n".join(names).encode()).hexdigest() == NAMES100

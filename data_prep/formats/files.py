@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import csv
 import gzip
 import io
@@ -11,23 +10,17 @@ import re
 import tempfile
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from data_prep.output import temporary_room
-from data_prep.raw import Tally
 from fedmpi.common.errors import UserError
-from fedmpi.common.types import AnyArray, Ints
+from fedmpi.common.types import AnyArray
 
 BLOCK = 1 << 20
-LONGEST_LINE = 1 << 26
-"""Largest number of bytes of a line of text, since unzipped text may be much longer than the file."""
-UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-WIDE = ("utf-16", "utf-32")
-"""Encodings in which a line feed takes several bytes."""
 GZIP = b"\x1f\x8b"
 PART_WORDS = {
     "train": ("train", "training", "trainset"),
@@ -38,7 +31,6 @@ PART_WORDS = {
 WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 TOOLS = {"__macosx", "__pycache__", "@eadir", "#recycle", "@recycle", "$recycle.bin", "lost+found"}
 """Folders that tools create, in lower case."""
-STORED_AT_ONCE = 256
 
 
 def part_of(path: Path) -> str | None:
@@ -65,26 +57,16 @@ def files_below(folder: Path, *patterns: str) -> list[Path]:
     Hidden files and folders of tools are skipped. Linked folders are followed, but no folder is read twice, and none
     that contains `folder`.
     """
-    found, seen = [], {_identity(parent) for parent in folder.absolute().parents}
-    for root, folders, names in os.walk(folder, onerror=_raise, followlinks=True):
-        identity = _identity(root)
-        if identity in seen:
+    found, seen = [], set(map(os.path.realpath, folder.absolute().parents))
+    for root, folders, names in os.walk(folder, followlinks=True):
+        if (place := os.path.realpath(root)) in seen:
             folders.clear()
             continue
-        seen.add(identity)
+        seen.add(place)
         folders[:] = sorted(name for name in folders if not is_hidden(name))
         found += [Path(root, name) for name in names if not is_hidden(name)]
     matching = (path for path in found if any(path.match(pattern) for pattern in patterns or ("*",)))
     return sorted(path for path in matching if path.is_file())
-
-
-def _identity(folder: str | Path) -> tuple[int, int]:
-    state = os.stat(folder)
-    return state.st_dev, state.st_ino
-
-
-def _raise(error: OSError) -> None:
-    raise error
 
 
 def find(raw: Path, patterns: tuple[str, ...]) -> Path | None:
@@ -122,77 +104,54 @@ def open_bytes(path: Path) -> gzip.GzipFile | io.BufferedReader:
         raise UserError(f"cannot open {path}: {error.strerror or error}") from error
 
 
-def lines(
-    path: Path, encoding: str | None = None, fallback: str | None = None, remedy: str = "Save it as UTF-8."
-) -> Iterator[str]:
-    """Yield the lines of a text file, unzipped if it is gzip."""
+def lines(path: Path, encoding: str = "utf-8-sig", fallback: str = "") -> Iterator[str]:
+    """Yield the lines of a text file, unzipped if it is gzip; lines of another encoding are decoded by `fallback`."""
     try:
-        known = codecs.lookup(encoding or "utf-8").name
-    except LookupError:
-        raise UserError(
-            f"--encoding {encoding!r} is unknown. Give one such as utf-8, latin-1, cp1252 or utf-16."
-        ) from None
-    with open_bytes(path) as stream:
-        try:
-            if known.startswith(WIDE):
-                text = io.TextIOWrapper(stream, known, newline="\n")
-                yield from iter(lambda: text.readline(LONGEST_LINE), "")
-                return
-            for number, line in enumerate(iter(lambda: stream.readline(LONGEST_LINE), b""), 1):
-                if len(line) == LONGEST_LINE:
-                    raise UserError(
-                        f"{path}, line {number} is longer than {LONGEST_LINE:,} bytes; end rows with a line feed"
-                    )
-                if number == 1:
-                    if line.startswith(UTF_16):
-                        raise UserError(f"{path} is UTF-16 text. {remedy}")
-                    line = line.removeprefix(codecs.BOM_UTF8)
-                if b"\0" in line and encoding is None:
-                    raise UserError(f"{path} is a binary file, not text. Give it its own ending, or write text.")
+        with open_bytes(path) as stream:
+            if not fallback:
+                yield from io.TextIOWrapper(stream, encoding, newline="\n")
+            for line in stream if fallback else ():
                 try:
-                    yield line.decode(known)
+                    yield line.decode(encoding)
                 except UnicodeDecodeError:
-                    if fallback is None:
-                        raise UserError(f"{path}, line {number} is not {known.upper()} text. {remedy}") from None
                     yield line.decode(fallback)
-        except UnicodeError:
-            raise UserError(f"{path} is not {known.upper()} text. {remedy}") from None
-        except (OSError, EOFError, zlib.error) as error:
-            raise UserError(f"{path} is damaged or cut short ({error}); fetch it again") from error
+    except LookupError:
+        raise UserError(f"--encoding {encoding!r} is unknown. Give one such as latin-1, cp1252 or utf-16.") from None
+    except UnicodeError:
+        raise UserError(
+            f"{path} is not {encoding.removesuffix('-sig').upper()} text. Save it as UTF-8, or give the encoding of a "
+            "table, e.g. --encoding cp1252 or --encoding utf-16."
+        ) from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path} is damaged or cut short ({error}); fetch it again") from error
 
 
-def csv_rows(
-    path: Path, content: Iterable[str], tally: Tally | None, delimiter: str = ","
-) -> Iterator[tuple[int, list[str]]]:
-    """Yield first line and fields of each row; a blank line has no fields, and `tally` counts malformed lines.
+def csv_rows(path: Path, content: Iterable[str], delimiter: str = ",") -> Iterator[tuple[int, list[str]]]:
+    """Yield last line and fields of each row of a CSV file; a blank line has no fields.
 
-    A quotation mark may be part of a text unless it joins lines. Python's csv module gives the line and the number of
-    fields of each row, whereas pandas.read_csv silently fills short rows with missing values.
+    Python's csv module gives the number of fields of each row, whereas pandas.read_csv silently fills short rows.
     """
-    held: list[str] = []
-    form: dict[str, Any] = {"delimiter": delimiter, "skipinitialspace": True}
+    reader = csv.reader(content, delimiter=delimiter, skipinitialspace=True)
+    try:
+        for row in reader:
+            yield reader.line_num, row
+    except csv.Error as error:
+        raise UserError(
+            f"{path}, line {reader.line_num} is not a CSV row ({error}). Close quotation marks, and end lines with a "
+            "line feed."
+        ) from error
 
-    def kept() -> Iterator[str]:
-        for line in content:
-            held.append(line)
-            yield line
 
-    reader = csv.reader(kept(), **form)
-    while True:
-        held.clear()
-        line = reader.line_num + 1
-        try:
-            row = next(reader)
-            if len(held) > 1:
-                next(csv.reader(held, **form, strict=True))
-        except StopIteration:
-            return
-        except csv.Error as error:
-            joined = f"; a quotation mark joins {len(held):,} lines" if len(held) > 1 else ""
-            if tally is not None:
-                tally.bad(f"{path}, line {line}", f"not a CSV row ({error}{joined})", len(held))
-            continue
-        yield line, row
+@contextmanager
+def temporary_room(folder: str) -> Iterator[None]:
+    """Report a temporary folder that cannot be written as such, not as damaged input."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"the temporary folder {folder} cannot be written ({error.strerror or error}). Make room there, or set "
+            "TMPDIR to a folder with more"
+        ) from error
 
 
 class Scratch:
@@ -223,11 +182,3 @@ class Scratch:
         if not self.length or not all(self.shape):
             return np.empty((self.length, *self.shape), self.dtype)
         return np.memmap(self._file, self.dtype, "c", shape=(self.length, *self.shape))
-
-
-def stored(read: Callable[[Ints], AnyArray], rows: Ints, shape: tuple[int, ...], dtype: Any) -> AnyArray:
-    """Read rows with `read` in blocks and return them as a map of a temporary file, (r, *shape)."""
-    scratch = Scratch(shape, dtype)
-    for start in range(0, len(rows), STORED_AT_ONCE):
-        scratch.append(read(rows[start : start + STORED_AT_ONCE]))
-    return scratch.rows()

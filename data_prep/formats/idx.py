@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.formats.files import BLOCK, Scratch, find, open_bytes, require
-from data_prep.raw import DataSet, RawDataset, ReadOptions, Tally, measured, not_official
+from data_prep.raw import DataSet, RawDataset, ReadOptions, Tally, measure, not_official, rows_of
 from fedmpi.common.errors import UserError
 from fedmpi.common.types import AnyArray, Ints
 
@@ -85,10 +85,10 @@ def read_mnist(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally)
         content.update(np.ascontiguousarray(values).data)
     distinct, labels = np.unique(np.concatenate([train_y, test_y]), return_inverse=True)
     data = data_set.images(
-        tally,
         tuple(map(str, distinct.tolist())),
-        (lambda index: train_x[index][:, None], labels[: len(train_y)].astype(np.int64)),
-        (test_x[:, None], labels[len(train_y) :].astype(np.int64)),
+        rows_of(train_x[:, None], test_x[:, None]),
+        labels[: len(train_y)].astype(np.int64),
+        labels[len(train_y) :].astype(np.int64),
         mean=(0.1307,),
         std=(0.3081,),
     )
@@ -113,10 +113,9 @@ def read_emnist(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally
             )
         parts.append((x, y - first))
     (train_x, train_y), (test_x, test_y) = parts
-    users, user_names = _writers(data_set, raw, len(train_y))
-    train = (lambda index: upright(train_x[index]), train_y)
-    test = (upright(test_x), test_y)
-    return measured(data_set.images(tally, names, train, test, users=users, user_names=user_names))
+    users, user_names = _writers(data_set, raw, len(train_y), len(test_y))
+    read = rows_of(upright(train_x), upright(test_x))
+    return data_set.images(names, read, train_y, test_y, users=users, user_names=user_names, fit=measure)
 
 
 def upright(images: NDArray[np.uint8]) -> AnyArray:
@@ -140,7 +139,8 @@ def _class_names(data_set: DataSet, raw: Path, first: int) -> tuple[str, ...]:
     return tuple(names[label] for label in range(classes))
 
 
-def _writers(data_set: DataSet, raw: Path, n: int) -> tuple[Ints | None, tuple[str, ...] | None]:
+def _writers(data_set: DataSet, raw: Path, n: int, tests: int) -> tuple[Ints | None, tuple[str, ...] | None]:
+    """Return the writer of each row, -1 for the `tests` rows for testing, and the names; None if there is no file."""
     path = find(raw, (f"{data_set.name}-train-writers.npy",))
     if path is None:
         return None, None
@@ -151,4 +151,4 @@ def _writers(data_set: DataSet, raw: Path, n: int) -> tuple[Ints | None, tuple[s
     if writers.shape != (n,):
         raise UserError(f"{path} holds {writers.shape} writers for {n} images; it does not belong to these files")
     known, users = np.unique(writers, return_inverse=True)
-    return users.astype(np.int64), tuple(str(writer) for writer in known)
+    return np.append(users, np.full(tests, -1)).astype(np.int64), tuple(str(writer) for writer in known)

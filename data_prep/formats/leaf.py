@@ -21,7 +21,7 @@ import numpy as np
 
 from data_prep.formats.files import Scratch, files_below, folder_of, open_bytes
 from data_prep.formats.texts import SPECIAL, UNKNOWN
-from data_prep.raw import DataSet, RawDataset, ReadOptions, Tally, compact, measured
+from data_prep.raw import DataSet, RawDataset, ReadOptions, Tally, measure
 from fedmpi.common.errors import UserError
 from fedmpi.common.types import AnyArray, Ints
 
@@ -42,12 +42,12 @@ _CLASS_OF = np.full(256, -1, np.int64)
 _CLASS_OF[[ord(letter) for letter in LETTERS]] = np.arange(len(LETTERS))
 
 
-def part_files(folder: Path, patterns: tuple[str, ...]) -> tuple[list[Path], list[Path], str] | None:
-    """Return the training and test files below a folder and the first pattern that matches both, else None."""
+def part_files(folder: Path, patterns: tuple[str, ...]) -> tuple[list[Path], list[Path]] | None:
+    """Return the training and test files below a folder, by the first pattern that matches both; else None."""
     for pattern in patterns:
         train, test = (files_below(folder_of(folder), pattern.format(part)) for part in ("train", "test"))
         if train and test:
-            return train, test, pattern
+            return train, test
     return None
 
 
@@ -56,7 +56,7 @@ def leaf_files(folder: Path, hint: str) -> tuple[list[Path], list[Path]]:
     found = part_files(folder, LEAF)
     if found is None:
         raise UserError(f"no LEAF files in {folder}; --raw must hold {hint}")
-    return found[:2]
+    return found
 
 
 def leaf_users(path: Path, person: str = "user") -> Iterator[tuple[str, list[Any], list[Any]]]:
@@ -99,37 +99,28 @@ def tff_clients(path: Path, fields: tuple[str, ...]) -> Iterator[tuple[str, dict
 
 @dataclass
 class UserRows:
-    """Rows of one part, training or test, collected user by user."""
+    """Rows collected user by user, first those for training, then those for testing."""
 
     rows: Scratch
     labels: list[Ints] = field(default_factory=list)
     users: list[Ints] = field(default_factory=list)
+    names: dict[str, int] = field(default_factory=dict)
 
-    def add(self, x: AnyArray, y: AnyArray, user: int) -> None:
+    def add(self, x: AnyArray, y: AnyArray, user: str) -> None:
         """Append some rows of a user."""
         if len(y):
             self.rows.append(x)
             self.labels.append(y.astype(np.int64))
-            self.users.append(np.full(len(y), user))
+            self.users.append(np.full(len(y), self.names.setdefault(user, len(self.names))))
 
-
-def by_user(data_set: DataSet, parts: list[UserRows], names: dict[str, int], tally: Tally, **facts: Any) -> RawDataset:
-    """Return the data set of the rows of both parts, with the users as natural clients."""
-    train, test = parts
-    x = train.rows.rows()
-    users, user_names = compact(np.concatenate(train.users), tuple(names))
-    return data_set.of(
-        tally,
-        feature_shape=train.rows.shape,
-        dtype=str(train.rows.dtype),
-        labels=np.concatenate(train.labels),
-        users=users,
-        user_names=user_names,
-        read=lambda index: x[index],
-        test_x=test.rows.rows(),
-        test_y=np.concatenate(test.labels),
-        **facts,
-    )
+    def data_set(self, data_set: DataSet, boundary: int, **facts: Any) -> RawDataset:
+        """Return the data set with the users as natural clients; rows from `boundary` on are for testing."""
+        x, y = self.rows.rows(), np.concatenate(self.labels)
+        facts |= {"users": np.concatenate(self.users), "user_names": tuple(self.names)}
+        shape, dtype = self.rows.shape, str(self.rows.dtype)
+        return data_set.of(
+            y[:boundary], y[boundary:], feature_shape=shape, dtype=dtype, read=lambda index: x[index], **facts
+        )
 
 
 def read_femnist(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
@@ -140,20 +131,16 @@ def read_femnist(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tall
     found = part_files(raw, ("fed_emnist_{}.h5", "fed_emnist_digitsonly_{}.h5", *LEAF))
     if found is None:
         raise UserError(f"no FEMNIST files in {raw}; --raw must hold {data_set.files}")
-    names: dict[str, int] = {}
-    parts = []
-    for files, which in zip(found[:2], ("training", "test"), strict=True):
-        part = UserRows(Scratch(IMAGE, np.uint8))
+    held, ends = UserRows(Scratch(IMAGE, np.uint8)), [0]
+    for files, which in zip(found, ("training", "test"), strict=True):
         for path in files:
             for name, pixels, labels in _writers(path):
-                if len(labels):
-                    images = np.rint(pixels * 255).astype(np.uint8).reshape(-1, *IMAGE)
-                    part.add(images, labels, names.setdefault(name, len(names)))
-        if not part.labels:
+                held.add(np.rint(pixels * 255).astype(np.uint8).reshape(-1, *IMAGE), labels, name)
+        if held.rows.length == ends[-1]:
             raise UserError(f"no image of {which} writers in {raw}; fetch it again")
-        parts.append(part)
-    classes = FEMNIST_CLASSES
-    return measured(by_user(data_set, parts, names, tally, task="image", classes=len(classes), class_names=classes))
+        ends.append(held.rows.length)
+    names = FEMNIST_CLASSES
+    return held.data_set(data_set, ends[1], task="image", classes=len(names), class_names=names, fit=measure)
 
 
 def _writers(path: Path) -> Iterator[tuple[str, AnyArray, Ints]]:
@@ -181,10 +168,8 @@ def read_shakespeare(data_set: DataSet, raw: Path, options: ReadOptions, tally: 
     The id of a character is 2 + its class; 1 is any other character. Samples of another length are skipped, and so are
     those whose next character is none of the 80.
     """
-    names: dict[str, int] = {}
-    parts = []
+    held, ends = UserRows(Scratch((LENGTH,), np.int32)), [0]
     for files, which in zip(leaf_files(raw, data_set.files), ("training", "test"), strict=True):
-        part = UserRows(Scratch((LENGTH,), np.int32))
         for path in files:
             for name, x, y in leaf_users(path, "role"):
                 ids, classes = _encoded(x, y)
@@ -192,14 +177,13 @@ def read_shakespeare(data_set: DataSet, raw: Path, options: ReadOptions, tally: 
                 for row in np.flatnonzero(~good):
                     where = f"{path}, role {name}, record {row}"
                     tally.bad(where, f"not {LENGTH} characters and one of {len(LETTERS)}")
-                if good.any():
-                    part.add(ids[good], classes[good], names.setdefault(name, len(names)))
-        if not part.labels:
+                held.add(ids[good], classes[good], name)
+        if held.rows.length == ends[-1]:
             raise UserError(f"{raw} holds no readable {which} sample.{tally.first_bad or ' Its users have none.'}")
-        parts.append(part)
+        ends.append(held.rows.length)
     written = tuple(WRITTEN.get(letter, letter) for letter in LETTERS)
     about = {"task": "text", "classes": len(LETTERS), "class_names": written}
-    return by_user(data_set, parts, names, tally, **about, vocabulary=(*SPECIAL, *written))
+    return held.data_set(data_set, ends[1], **about, vocabulary=(*SPECIAL, *written))
 
 
 def _encoded(x: list[Any], y: list[Any]) -> tuple[AnyArray, Ints]:

@@ -1,10 +1,9 @@
-"""Users' tables as whole columns in memory (CSV; Parquet and Arrow by pyarrow), and the roles of the columns."""
+"""Users' tables (CSV; Parquet and Arrow by pyarrow) as whole columns in memory, and the roles of the columns."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,24 +13,18 @@ import numpy as np
 
 from data_prep.formats.files import csv_rows, files_below, lines, part_of
 from data_prep.formats.images import SUFFIXES
-from data_prep.formats.targets import as_floats, is_missing
 from data_prep.raw import ReadOptions, Tally
 from fedmpi.common.errors import UserError, raised, shown
-from fedmpi.common.types import Bools, Floats, Ints
+from fedmpi.common.types import AnyArray, Bools, Floats, Ints
 
 TEXTS = (".csv", ".tsv", ".tab", ".txt")
 ARROWS = (".parquet", ".arrow")
 DELIMITERS = ",;\t|"
 NAMED_DELIMITERS = {"tab": "\t", "\\t": "\t", "space": " "}
-SAMPLE_LINES = 100
-REMEDY = "Save it as UTF-8, or give its encoding, e.g. --encoding cp1252 or --encoding utf-16."
-DECIMAL_COMMA, DECIMAL_POINT = re.compile(r"\s*[+-]?\d+,\d+\s*"), re.compile(r"\s*[+-]?\d+\.\d+\s*")
-THOUSANDS = re.compile(r"\s*[+-]?[1-9]\d{0,2},\d{3}\s*")
-LARGEST = float(np.finfo(np.float32).max)
-FEWEST_LEVELS = 1e-4
-"""Largest step of float32, as a share of a column's range, that leaves the column usable."""
-LEAST_ROWS = 3
-"""Smallest number of rows at which a column that counts 0, 1, 2 … is treated as an index."""
+MISSING = frozenset(("", "?", "NA", "N/A", "n/a", "#N/A", "<NA>", "NULL", "null", "None", "NaN", "nan", "NAN", "-nan"))
+"""Cells without a value: the marks that pandas reads as missing, and `?` of the UCI files."""
+TRUTH = {"false": 0.0, "False": 0.0, "FALSE": 0.0, "true": 1.0, "True": 1.0, "TRUE": 1.0}
+"""Truth values in CSV files, as pandas reads them."""
 PANDAS_INDEX = re.compile(r"Unnamed: \d+(\.\d+)*|__index_level_\d+__")
 IDENTIFIER = re.compile(
     r"(?i:(.*[_\W])?(id|ids|idx|index|uuid|guid|key|row|rowid|no|nr))|.*[a-z0-9](ID|Id|Idx|Index|Key)"
@@ -41,25 +34,21 @@ USER_COLUMN = "user"
 LISTED = 5
 KINDS = ("image", "text", "tokens", "vector")
 """Kinds of samples in order of preference: the first kind that has columns is used."""
-NUMERIC, LISTS = ("number", "whole", "truth"), ("list", "nested")
 
 
 @dataclass(frozen=True)
 class Column:
     """Column of all files of a table.
 
-    Its kind is number, whole, truth (numbers), list, nested (lists of numbers, lists of lists), text, image or other.
+    Its kind is number, list, nested (lists of numbers, lists of lists), text, image or other.
     """
 
     name: str
     kind: str
     values: Any  # (n,): Numbers or objects, None if missing; an arrow array of images
-    type: str = ""  # As the file declares it
-    whole_lists: bool = False  # True if it contains lists of whole numbers
+    type: str = ""  # As a Parquet or Arrow file declares it
     class_names: tuple[str, ...] = ()
-    is_index: bool = False  # True if pandas wrote it as an index
-    decimal: str = "."
-    first_rows: tuple[int, ...] = (0,)  # The first row of each file
+    semicolons: bool = False  # True if semicolons separate the columns, so that a decimal sign may be a comma
 
     @cached_property
     def there(self) -> Bools:
@@ -69,37 +58,26 @@ class Column:
     @cached_property
     def numbers(self) -> Floats:
         """Its values as numbers, NaN for others."""
-        return as_floats(self.values, self.decimal)
+        if self.values.dtype.kind != "O":
+            return np.asarray(self.values, np.float64)
+        cells = self.values.tolist()
+        return np.array([_number(cell.replace(",", ".") if self.semicolons else cell) for cell in cells], np.float64)
 
-    @cached_property
+    @property
+    def with_point(self) -> AnyArray:
+        """Its values, as numbers if their decimal sign may be a comma."""
+        return self.numbers if self.semicolons and self.kind == "number" else np.asarray(self.values)
+
+    @property
     def example(self) -> str:
         """Its first text that is no number; "" if there is none."""
-        texts = self.values[self.there & (np.isnan(self.numbers) if self.decimal else True)]
+        texts = self.values[self.there & np.isnan(self.numbers)]
         return str(texts[0]).strip() if len(texts) else ""
-
-    @cached_property
-    def shapes(self) -> Counter[tuple[int, ...]]:
-        """Number of its lists by shape; (T, -1) if the inner lists differ in length."""
-        return Counter(shape_of(value) for value in self.values[self.there].tolist())
 
     @property
     def described(self) -> str:
         """Its name and type, for messages."""
-        return f"{self.name}: {self.type or self.kind}"
-
-    @property
-    def counts_rows(self) -> bool:
-        """True if it counts 0, 1, 2 … or 1, 2, 3 …, perhaps in each file anew."""
-        numbers = np.where(np.isfinite(self.numbers), self.numbers, np.nan)
-        follows = np.diff(numbers, prepend=np.nan) == 1
-        begins = np.isin(np.arange(len(follows)), self.first_rows) & np.isin(self.numbers, (0, 1))
-        return bool((follows | begins).all())
-
-    @property
-    def is_identifier(self) -> bool:
-        """True if it has the name of an identifier and another value in each row."""
-        present = self.values[self.there].tolist()
-        return IDENTIFIER.fullmatch(self.name) is not None and len(set(present)) == len(present)
+        return f"{self.name}: {self.type}" if self.type else self.name
 
     def unusable(self) -> str:
         """Return why the column cannot be used as a feature; "" if it can."""
@@ -107,31 +85,33 @@ class Column:
             return f"no sample can be made of its type {self.type}"
         if self.kind != "image" and not self.there.any():
             return "it has no value"
-        if self.is_index or PANDAS_INDEX.fullmatch(self.name):
+        if PANDAS_INDEX.fullmatch(self.name):
             return "an index that pandas wrote"
-        if self.kind in ("whole", "text") and len(self.values) >= LEAST_ROWS:
-            if self.kind == "whole" and self.counts_rows:
+        with np.errstate(invalid="ignore"):
+            if self.kind == "number" and len(self.values) > 2 and (np.diff(self.numbers) == 1).all():
                 return "it counts the rows"
-            if self.is_identifier:
+        if self.kind in ("number", "text") and IDENTIFIER.fullmatch(self.name) and len(self.values) > 2:
+            present = self.values[self.there].tolist()
+            if len(set(present)) == len(present) and not (self.numbers % 1 > 0).any():
                 return "an identifier: every row has a value of its own"
         return ""
 
-    def rounding(self) -> tuple[str, bool]:
-        """Return what float32 does to its numbers, "" if it does not matter, and whether it spoils them."""
-        numbers = self.numbers[np.abs(self.numbers) <= LARGEST]
-        low, high = numbers.min(initial=np.inf), numbers.max(initial=-np.inf)
-        lost = np.abs(numbers - numbers.astype(np.float32)).max(initial=0)
-        if high > low and lost > FEWEST_LEVELS * (high - low):
-            span = f"column {self.name!r} holds numbers from {low:.10g} to {high:.10g}"
-            return f"{span}, which differ by too little for float32 (rounded by up to {lost:.3g})", True
-        beyond = lost and self.kind == "whole" and max(-low, high) > 2**24
-        return f"column {self.name!r}: whole numbers beyond 16,777,216 are rounded to float32" * bool(beyond), False
+
+def is_missing(values: AnyArray) -> Bools:
+    """Return a mask of the missing values: NaN, None, and texts that mark missing values."""
+    if values.dtype.kind == "f":
+        return np.isnan(values)
+    if values.dtype.kind not in "OU":
+        return np.zeros(len(values), bool)
+    return np.array([v.strip() in MISSING if isinstance(v, str) else v is None or v is not v for v in values], bool)
 
 
-def shape_of(value: Any) -> tuple[int, ...]:
-    """Return the shape of a list of numbers or of lists."""
-    inner = {-1 if row is None else len(row) if np.ndim(row) or isinstance(row, list) else 0 for row in value}
-    return (len(value),) if inner <= {0} else (len(value), inner.pop() if len(inner) == 1 else -1)
+def _number(cell: Any) -> float:
+    """Return a number or a text cell as a float, NaN if it is none."""
+    try:
+        return float("?" if isinstance(cell, str) and "_" in cell else cell)
+    except (TypeError, ValueError):
+        return TRUTH.get(str(cell).strip(), np.nan)
 
 
 @dataclass(frozen=True)
@@ -146,64 +126,49 @@ class UserTable:
     file_of: Ints  # (n,): File of each row
     places: Ints  # (n,): Line or row in that file
 
-    @property
-    def is_text(self) -> bool:
-        """True if the files are CSV."""
-        return not is_arrow(self.files[0])
-
     def where(self, row: int) -> str:
         """Return the location of a row as text."""
-        return f"{self.files[self.file_of[row]]}, {'line' if self.is_text else 'row'} {self.places[row]}"
+        path = self.files[self.file_of[row]]
+        return f"{path}, {'row' if is_arrow(path) else 'line'} {self.places[row]}"
 
 
 @dataclass(frozen=True)
 class _File:
-    """Content of one file: values and declared types of its columns, and the line or number of each row."""
+    """Content of one file: its columns, and the line or number of each row."""
 
-    values: dict[str, Any]
-    types: dict[str, Any]
+    columns: dict[str, Any]  # Text cells, or arrow arrays
     places: Ints
-    decimal: str = ""
-    index: frozenset[str] = frozenset()
+    semicolons: bool = False
     class_names: dict[str, tuple[str, ...]] | None = None
 
     @property
-    def listed(self) -> str:
-        """Its columns as text for messages."""
-        named = [f"{name}: {kind}" if kind else name for name, kind in self.types.items()]
-        return ", ".join(named[:12]) + (f" and {len(named) - 12} more" if len(named) > 12 else "")
+    def types(self) -> list[str]:
+        """Names and declared types of its columns."""
+        return [f"{name}: {getattr(values, 'type', 'text')}" for name, values in self.columns.items()]
 
 
 def open_table(raw: Path, options: ReadOptions, tally: Tally) -> UserTable:
     """Read the table of one file, or of the files below a folder, assigned to parts by their names."""
     train, test = _parts(raw, tally)
     paths = [*train, *test]
-    files = [(_arrow_file if is_arrow(path) else _csv_file)(path, options, tally) for path in paths]
-    first, names = files[0], [file.class_names or {} for file in files]
-    for path, file, other in zip(paths, files, names, strict=True):
+    files = [_arrow_file(path) if is_arrow(path) else _csv_file(path, options, tally) for path in paths]
+    first = files[0]
+    for path, file in zip(paths, files, strict=True):
         if file.types != first.types:
             raise UserError(
-                f"The columns of {path} ({file.listed}) differ from those of {paths[0]} ({first.listed}). Name one "
-                "file, or a folder of files with the same columns."
+                f"The columns of {path} ({', '.join(file.types)}) differ from those of {paths[0]} "
+                f"({', '.join(first.types)}). Name one file, or a folder of files with the same columns."
             )
-        if wrong := [name for name in other if names[0].get(name, other[name]) != other[name]]:
-            raise UserError(
-                f"{path} names the classes of column {wrong[0]!r} differently from {paths[0]}. Save both with the same "
-                "names in the same order."
-            )
+        if file.class_names and file.class_names != first.class_names:
+            raise UserError(f"{path} names its classes differently from {paths[0]}. Save both with the same names.")
     sizes = [len(file.places) for file in files]
     if not sum(sizes):
         raise UserError(f"{raw} holds no readable row.{tally.first_bad or ' Add rows.'}")
-    decimal = max(file.decimal for file in files)
-    if decimal == "," and not options.decimal:
-        tally.note(f"numbers of {paths[0].name} have a decimal comma")
     columns = {}
-    for name in first.types:
-        held = [file.values[name] for file in files]
-        made = _arrow_column(name, held) if is_arrow(paths[0]) else _csv_column(name, held, decimal)
-        known = names[0].get(name, ())
-        starts = tuple((np.cumsum(sizes) - sizes).tolist())
-        columns[name] = replace(made, class_names=known, is_index=name in first.index, first_rows=starts)
+    for name in first.columns:
+        held = [file.columns[name] for file in files]
+        made = _arrow_column(name, held) if is_arrow(paths[0]) else _csv_column(name, held, first.semicolons)
+        columns[name] = replace(made, class_names=(first.class_names or {}).get(name, ()))
     owner, places = np.repeat(np.arange(len(files)), sizes), np.concatenate([file.places for file in files])
     return UserTable(raw, paths, columns, bool(test), sum(sizes[: len(train)]), owner, places)
 
@@ -225,8 +190,6 @@ def _parts(raw: Path, tally: Tally) -> tuple[list[Path], list[Path]]:
         raise UserError(f"There is no table in {raw}. --raw must name a file that ends in {endings}, or their folder.")
     parts: dict[str, list[Path]] = {"train": [], "test": [], "valid": []}
     for path in found:
-        if not path.stat().st_size:
-            raise UserError(f"{path} is empty. Write or fetch it again.")
         parts[(part_of(path.relative_to(raw)) if raw.is_dir() else None) or "train"].append(path)
     if not parts["train"]:
         raise UserError(f"{raw} holds no training file, only test or validation files. Name one of them train.")
@@ -245,28 +208,32 @@ def is_arrow(path: Path) -> bool:
     return path.name.lower().endswith(ARROWS)
 
 
-def _check_distinct(path: Path, names: list[str]) -> None:
+def _check_names(path: Path, names: list[str]) -> None:
     """Reject a table in which several columns have one name."""
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(f"{path} names several columns {twice[0]!r}. Rename or remove all except one.")
 
 
 def _csv_file(path: Path, options: ReadOptions, tally: Tally) -> _File:
-    """Read a CSV file; malformed rows are skipped and counted."""
-    content = list(lines(path, options.encoding, remedy=REMEDY))
-    delimiter = _delimiter(path, content[:SAMPLE_LINES], options.delimiter, tally)
-    rows = csv_rows(path, content, tally, delimiter)
+    """Read a CSV file; rows with too few or too many fields are skipped and counted."""
+    content = list(lines(path, options.encoding or "utf-8-sig"))
+    head = next((line for line in content if line.strip()), "")
+    given = options.delimiter
+    delimiter = max(DELIMITERS, key=head.count) if given is None else NAMED_DELIMITERS.get(given, given)
+    if len(delimiter) != 1 or delimiter in '"\r\n':
+        raise UserError(f"--delimiter {given!r} is not possible. Give one character, or tab or space.")
+    if given is None and delimiter != ",":
+        sign = "a tab" if delimiter == "\t" else repr(delimiter)
+        tally.note(f"columns of {path.name} are separated by {sign}")
+    rows = csv_rows(path, content, delimiter)
     header = [name.strip() for name in next((row for _, row in rows if row), [])]
-    if not header:
-        raise UserError(f"{path} holds no row. Write a header and rows below it, and end lines with a line feed.")
     names = [name or f"Unnamed: {place}" for place, name in enumerate(header)]
-    names = [f"{name}.0" if not given and name in header else name for name, given in zip(names, header, strict=True)]
-    if len(names) == 1:
+    if len(names) < 2:
         raise UserError(
-            f"{path} has one column ({shown(names[0], repr)}), but needs labels and features. Remove "
-            "lines above the header, or give --delimiter if the sign is none of comma, semicolon, tab and |."
+            f"{path} has one column ({shown(head.strip(), repr)}), but needs labels and features. Remove lines above "
+            "the header, or give --delimiter if the sign is none of comma, semicolon, tab and |."
         )
-    _check_distinct(path, names)
+    _check_names(path, names)
     kept, places = [], []
     for line, row in rows:
         if len(row) == len(names):
@@ -275,52 +242,17 @@ def _csv_file(path: Path, options: ReadOptions, tally: Tally) -> _File:
         elif row:
             tally.bad(f"{path}, line {line}", f"{len(row)} fields where the header names {len(names)}")
     cells = np.array(kept, object).reshape(-1, len(names)).T
-    decimal = options.decimal or _decimal(path, delimiter, cells[:, :SAMPLE_LINES].ravel().tolist())
-    return _File(dict(zip(names, cells, strict=True)), dict.fromkeys(names, ""), np.array(places, np.int64), decimal)
+    return _File(dict(zip(names, cells, strict=True)), np.array(places, np.int64), delimiter == ";")
 
 
-def _delimiter(path: Path, sample: list[str], given: str | None, tally: Tally) -> str:
-    """Return the given delimiter, or the one that gives most rows as many fields as the header, the more the better."""
-    if given is not None:
-        sign = NAMED_DELIMITERS.get(given, given)
-        if len(sign) != 1 or sign in '"\r\n':
-            raise UserError(f"--delimiter {given!r} is not possible. Give one character, or tab or space.")
-        return sign
-    ranks = {}
-    for sign in DELIMITERS:
-        widths = [len(row) for _, row in csv_rows(path, sample, None, sign) if row]
-        if widths and widths[0] > 1:
-            ranks[sign] = widths.count(widths[0]), widths[0]
-    best = max(ranks, key=ranks.__getitem__, default=",")
-    if best != ",":
-        tally.note(f"columns of {path.name} are separated by {'a tab' if best == chr(9) else repr(best)}")
-    return best
-
-
-def _decimal(path: Path, delimiter: str, cells: list[str]) -> str:
-    """Return the decimal sign: a comma if some numbers contain one and none contains a point."""
-    commas = [cell for cell in cells if DECIMAL_COMMA.fullmatch(cell)]
-    if delimiter == "," or not commas or any(map(DECIMAL_POINT.fullmatch, cells)):
-        return "."
-    if all(map(THOUSANDS.fullmatch, commas)):
-        raise UserError(
-            f"{path}: the comma in {commas[0].strip()!r} may separate decimals or thousands. Say --decimal , or write "
-            "numbers without separators of thousands."
-        )
-    return ","
-
-
-def _csv_column(name: str, held: list[Any], decimal: str) -> Column:
+def _csv_column(name: str, held: list[Any], semicolons: bool) -> Column:
     """Return a column of text cells: numbers if most cells are numbers."""
-    column = Column(name, "text", np.concatenate(held), decimal=decimal)
-    good = np.count_nonzero(~np.isnan(column.numbers))
-    if 2 * good <= np.count_nonzero(column.there):
-        return column
-    fractions = set("".join(column.values.tolist())) & {".", decimal}
-    return Column(name, "number" if fractions else "whole", column.values, decimal=decimal)
+    column = Column(name, "text", np.concatenate(held), semicolons=semicolons)
+    numbers = 2 * np.count_nonzero(~np.isnan(column.numbers)) > np.count_nonzero(column.there)
+    return replace(column, kind="number") if numbers else column
 
 
-def _arrow_file(path: Path, options: ReadOptions, tally: Tally) -> _File:
+def _arrow_file(path: Path) -> _File:
     """Read a Parquet or Arrow file: a stream, as Hugging Face's datasets write it, or a file with a footer."""
     import pyarrow as pa  # slow to import
     import pyarrow.parquet as pq
@@ -339,16 +271,15 @@ def _arrow_file(path: Path, options: ReadOptions, tally: Tally) -> _File:
             found = reader.read_all()
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{path} cannot be read ({raised(error)}). Fetch or write it again.") from error
-    names, metadata = found.schema.names, found.schema.metadata or {}
-    _check_distinct(path, names)
-    values = {name: _plain(found.column(name)) for name in names}
-    try:
+    metadata = found.schema.metadata or {}
+    _check_names(path, found.schema.names)
+    try:  # pandas names the columns that were an index
         listed = json.loads(metadata[b"pandas"])["index_columns"]
-        index = frozenset(name for name in listed if isinstance(name, str))
+        found = found.drop_columns([name for name in listed if isinstance(name, str)])
     except (KeyError, ValueError, TypeError):
-        index = frozenset()
-    types = {name: column.type for name, column in values.items()}
-    return _File(values, types, np.arange(found.num_rows), "", index, _class_names(metadata))
+        pass
+    columns = {name: _plain(found.column(name)) for name in found.schema.names}
+    return _File(columns, np.arange(found.num_rows), class_names=_class_names(metadata))
 
 
 def _plain(column: Any) -> Any:
@@ -356,7 +287,7 @@ def _plain(column: Any) -> Any:
     import pyarrow as pa
 
     if pa.types.is_dictionary(column.type):
-        return pa.chunked_array([chunk.dictionary_decode() for chunk in column.chunks], column.type.value_type)
+        return column.cast(column.type.value_type)
     if hasattr(column.type, "storage_type"):
         return pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
     return column.cast(pa.float64()) if pa.types.is_decimal(column.type) else column
@@ -366,11 +297,7 @@ def _class_names(metadata: dict[bytes, bytes]) -> dict[str, tuple[str, ...]]:
     """Return the class names of columns, from the schema metadata of Hugging Face's datasets."""
     try:
         features = json.loads(metadata[b"huggingface"])["info"]["features"]
-        return {
-            name: tuple(map(str, entry["names"]))
-            for name, entry in features.items()
-            if entry.get("_type") == "ClassLabel"
-        }
+        return {name: tuple(map(str, one["names"])) for name, one in features.items() if one["_type"] == "ClassLabel"}
     except (KeyError, ValueError, TypeError, AttributeError):
         return {}
 
@@ -387,8 +314,7 @@ def _arrow_column(name: str, held: list[Any]) -> Column:
         depth, inner = depth + 1, inner.value_type
     kind = "other"
     if types.is_integer(inner) or types.is_floating(inner) or types.is_boolean(inner):
-        single = "truth" if types.is_boolean(inner) else "whole" if types.is_integer(inner) else "number"
-        kind = (single, *LISTS, "other")[min(depth, 3)]
+        kind = ("number", "list", "nested", "other")[min(depth, 3)]
     elif types.is_struct(declared):
         kind = "image" if declared.get_field_index("bytes") >= 0 else "other"
     elif types.is_binary(declared) or types.is_large_binary(declared):
@@ -397,7 +323,7 @@ def _arrow_column(name: str, held: list[Any]) -> Column:
         kind = "text"
     if kind not in ("image", "other"):
         values = np.asarray(values.to_numpy())
-    return Column(name, kind, values, str(declared), types.is_integer(inner))
+    return Column(name, kind, values, str(declared))
 
 
 @dataclass(frozen=True)
@@ -412,7 +338,7 @@ class Roles:
     unused: tuple[tuple[str, str], ...]
 
 
-def roles_of(table: UserTable, options: ReadOptions, tally: Tally) -> Roles:
+def roles_of(table: UserTable, options: ReadOptions) -> Roles:
     """Return the role of each column."""
     columns = table.columns
     labels = [options.label] if options.label in columns else options.label.split(",")
@@ -422,13 +348,11 @@ def roles_of(table: UserTable, options: ReadOptions, tally: Tally) -> Roles:
     for flag, names in (("--label", labels), ("--user", [user]), ("--split", [group]), ("--features", chosen)):
         for name in names:
             if name is not None and name not in columns:
-                listed = ", ".join(column.described if column.type else column.name for column in _first(table))
+                listed = ", ".join(column.described for column in list(columns.values())[:12])
                 more = f" and {len(columns) - 12} more" if len(columns) > 12 else ""
-                headless = table.is_text and not np.isnan(as_floats(np.array(list(columns), object))).all()
+                headless = not is_arrow(table.files[0]) and not np.isnan(list(map(_number, columns))).all()
                 hint = " Does the file begin with a header?" if headless else ""
                 raise UserError(f"{table.raw} has no column {name!r}, but {listed}{more}. Name it with {flag}.{hint}")
-        if len(set(names)) < len(names):
-            raise UserError(f"{flag} {','.join(map(str, names))} names a column twice. Name each once.")
     if wrong := sorted({*labels} & {*chosen}):
         raise UserError(f"{table.raw}: {wrong[0]!r} is the label column. Leave it out of --features.")
     others = [column for name, column in columns.items() if name not in (*labels, user, group)]
@@ -439,15 +363,18 @@ def roles_of(table: UserTable, options: ReadOptions, tally: Tally) -> Roles:
         features, unused = _by_default(table, others, options.task)
     if group is not None and group not in chosen:
         unused.append((group, "it is what --split goes by"))
-    kind = _kind_of(table, features, options)
-    if kind == "vector":
-        check_precision(table.raw, features, bool(chosen), tally)
+    kinds = {_sample_kind(column, options.task) for column in features}
+    kind = next(iter(kinds))
+    alone = kind in ("image", "tokens") or any(column.kind == "nested" for column in features)
+    if len(kinds) != 1 or not kind or (len(features) > 1 and alone):
+        task = f" with --task {options.task}" if options.task else ""
+        raise UserError(
+            f"{table.raw}: no sample can be made of {', '.join(column.described for column in features)}{task}. Name "
+            "one column of images, of token ids or of lists of lists, or columns of texts, or columns of numbers, with "
+            "--features."
+        )
     of_users, of_groups = (None if name is None else columns[name] for name in (user, group))
     return Roles([columns[name] for name in labels], of_users, of_groups, features, kind, tuple(unused))
-
-
-def _first(table: UserTable) -> list[Column]:
-    return list(table.columns.values())[:12]
 
 
 def _by_default(table: UserTable, others: list[Column], task: str | None) -> tuple[list[Column], list[tuple[str, str]]]:
@@ -456,19 +383,17 @@ def _by_default(table: UserTable, others: list[Column], task: str | None) -> tup
     found: dict[str | None, list[Column]] = {}
     for column in others:
         if not reasons[column.name]:
-            found.setdefault(sample_kind(column, task), []).append(column)
+            found.setdefault(_sample_kind(column, task), []).append(column)
     kind = next((kind for kind in KINDS if kind in found), None)
     if kind == "text" and "vector" in found:
-        text, numbers = ([column.name for column in found[kind][:LISTED]] for kind in ("text", "vector"))
-        example = found["text"][0].example
-        quoted = f", {shown(example, repr)} in {text[0]} is no number" if example and table.is_text else ""
+        texts, numbers = (",".join(column.name for column in found[kind]) for kind in ("text", "vector"))
         raise UserError(
-            f"{table.raw} has columns of text ({', '.join(text)}{quoted}) and of numbers ({', '.join(numbers)}), but a "
-            f"sample is made of one kind. Choose with --features, e.g. --features {','.join(numbers)}."
+            f"{table.raw} has columns of text ({texts}) and of numbers ({numbers}), but a sample is made of one kind. "
+            f"Choose with --features, e.g. --features {numbers}."
         )
     if kind == "text" and task is None:
         for column in found["text"]:
-            if column.example.lower().endswith(tuple(SUFFIXES)):
+            if column.example.lower().endswith(SUFFIXES):
                 raise UserError(
                     f"{table.raw}: column {column.name!r} names images ({column.example!r}). Add --task image to read "
                     "them, or --task text."
@@ -485,47 +410,12 @@ def _by_default(table: UserTable, others: list[Column], task: str | None) -> tup
     return found[kind], [(name, why or reason) for name, why in reasons.items() if name not in used]
 
 
-def _kind_of(table: UserTable, features: list[Column], options: ReadOptions) -> str:
-    """Return the kind of samples that some columns make; UserError if they do not fit together."""
-    kinds = {sample_kind(column, options.task) for column in features}
-    kind = next(iter(kinds))
-    alone = kind in ("image", "tokens") or any(column.kind == "nested" for column in features)
-    if len(kinds) != 1 or not kind or (len(features) > 1 and alone):
-        task = f" with --task {options.task}" if options.task else ""
-        raise UserError(
-            f"{table.raw}: no sample can be made of {', '.join(column.described for column in features)}{task}. Name "
-            "one column of images, of token ids or of lists of lists, or columns of texts, or columns of numbers, with "
-            "--features."
-        )
-    return kind
-
-
-def sample_kind(column: Column, task: str | None) -> str | None:
+def _sample_kind(column: Column, task: str | None) -> str | None:
     """Return the kind of samples that a column contains for a task, or None."""
     if column.kind == "image":
         return "image" if task in (None, "image") else None
     if column.kind == "text":
         return "image" if task == "image" else "text" if task != "vector" else None
     if task == "text":
-        return "tokens" if column.kind == "list" and column.whole_lists else None
-    return "vector" if column.kind in (*NUMERIC, *LISTS) and task != "image" else None
-
-
-def check_precision(raw: Path | str, columns: list[Column], chosen: bool, tally: Tally) -> None:
-    """Reject columns of which float32 keeps too little precision, or note them if the user chose them."""
-    for column in columns:
-        if column.kind in LISTS:
-            continue
-        problem, spoiled = column.rounding()
-        if spoiled and not chosen:
-            raise UserError(
-                f"{raw}: {problem}. Subtract its smallest value and store it again, or leave it out (of a table, with "
-                "--features)."
-            )
-        if problem:
-            tally.note(problem)
-        if not chosen and IDENTIFIER.fullmatch(column.name) and column.name.lower().endswith("id"):
-            tally.note(
-                f"column {column.name!r} is a feature, though its name is that of an identifier: --user or --split can "
-                "name it, --features leaves it out"
-            )
+        return "tokens" if column.kind == "list" else None
+    return "vector" if column.kind in ("number", "list", "nested") and task != "image" else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from dataclasses import replace
 from html import unescape
 from html.entities import html5
 from itertools import groupby
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from data_prep.formats.files import Scratch, csv_rows, files_below, lines, require
 from data_prep.holdout import in_both, train_test_groups, train_test_rows
-from data_prep.raw import DataSet, RawDataset, ReadOptions, Tally, natural_clients
+from data_prep.raw import DataSet, RawDataset, ReadOptions, Tally
 from fedmpi.common.errors import UserError
 from fedmpi.common.types import Ints
 
@@ -106,26 +107,48 @@ class Texts:
             self._rows.append(np.array(self._waiting, np.int32))
             self._waiting = []
 
-    def encode(self, train: Ints, vocabulary: int) -> tuple[NDArray[np.int32], tuple[str, ...]]:
-        """Return token ids of all rows, int32 (n, length), in a temporary file, and words by id.
-
-        The vocabulary holds the `vocabulary` words that are most frequent in the training rows, ties in alphabetical
-        order; every other word becomes unknown.
-        """
+    def rows(self) -> NDArray[np.int32]:
+        """Return the provisional token ids of all rows, int32 (n, length)."""
         self._flush()
-        provisional, words = self._rows.rows(), (*SPECIAL, *self._words)
+        return self._rows.rows()
+
+    def vocabulary(self, train: Ints, size: int) -> tuple[NDArray[np.int32], tuple[str, ...]]:
+        """Return the final id of each provisional one, and words by id.
+
+        The vocabulary holds the `size` words that are most frequent in the training rows, ties in alphabetical order;
+        every other word becomes unknown.
+        """
+        provisional, words = self.rows(), (*SPECIAL, *self._words)
         counts = np.zeros(len(words), np.int64)
         for start in range(0, len(train), BUFFER_ROWS):
             counts += np.bincount(provisional[train[start : start + BUFFER_ROWS]].ravel(), minlength=len(counts))
         seen = (np.flatnonzero(counts[2:]) + 2).tolist()
-        kept = sorted(seen, key=lambda word: (-counts[word], words[word]))[:vocabulary]
+        kept = sorted(seen, key=lambda word: (-counts[word], words[word]))[:size]
         final = np.full(len(counts), UNKNOWN, np.int32)
         final[PADDING] = PADDING
         final[kept] = np.arange(2, len(kept) + 2)
-        ids = Scratch((self.length,), np.int32)
-        for start in range(0, len(provisional), BUFFER_ROWS):
-            ids.append(final[provisional[start : start + BUFFER_ROWS]])
-        return ids.rows(), (*SPECIAL, *(words[word] for word in kept))
+        return final, (*SPECIAL, *(words[word] for word in kept))
+
+    def facts(self, options: ReadOptions) -> dict[str, Any]:
+        """Return the fields of `RawDataset` that the texts determine; features (length,) int32 token ids.
+
+        They are provisional ids until `fit` has seen the rows for training.
+        """
+
+        def fit(data: RawDataset, rows: Ints) -> RawDataset:
+            final, words = self.vocabulary(rows, options.vocabulary)
+            provisional, tally = self.rows(), Tally()
+            vectors = None if options.vectors is None else read_vectors(options.vectors, words, tally)
+            return replace(
+                data,
+                read=lambda index: final[provisional[index]],
+                vocabulary=words,
+                vectors=vectors,
+                notes=(*data.notes, *tally.notes),
+            )
+
+        about = {"task": "text", "dtype": "int32", "feature_shape": (self.length,)}
+        return {**about, "read": lambda index: self.rows()[index], "fit": fit}
 
 
 def text_data_set(
@@ -136,47 +159,17 @@ def text_data_set(
     parts: tuple[Ints, Ints],
     options: ReadOptions,
     tally: Tally,
-    **facts: Any,
 ) -> RawDataset:
-    """Return the data set of labeled texts; features (length,) int32 token ids.
-
-    Users are kept if every training row has one; `facts` may give them and other fields of `RawDataset`.
-    """
-    train, test = parts
-    for part, rows in (("training", train), ("test", test)):
-        if not len(rows) and (part == "training" or "split" not in data_set.options):
+    """Return the data set of texts with classes, and with their users if any are known."""
+    for which, rows in zip(("training", "test"), parts, strict=True):
+        if not len(rows):
             raise UserError(
-                f"{data_set.name}: no readable {part} row; --raw must hold {data_set.files}.{tally.first_bad}"
+                f"{data_set.name}: no readable {which} row; --raw must hold {data_set.files}.{tally.first_bad}"
             )
-    codes = np.array(texts.users, np.int64)[train]
-    if "users" not in facts and (codes >= 0).any():
-        facts["users"], facts["user_names"] = natural_clients(codes, tuple(texts.user_names), tally)
-    notes = (*(f"left out: {count:,} {rule}" for rule, count in tally.dropped.items()), *tally.notes)
-    counted = Tally(unreadable=tally.unreadable)
-
-    def encoded(known: Ints, tally: Tally) -> RawDataset:
-        """Return the data set with the vocabulary of these rows of `train`."""
-        ids, vocabulary = texts.encode(train[known], options.vocabulary)
-        waits = not len(test) and len(known) == len(train)  # until the test part is held out
-        return data_set.of(
-            counted,
-            task="text",
-            classes=len(class_names),
-            class_names=class_names,
-            feature_shape=(options.tokens,),
-            dtype="int32",
-            labels=labels[train],
-            read=lambda index: ids[train[index]],
-            test_x=ids[test],
-            test_y=labels[test],
-            vocabulary=vocabulary,
-            vectors=None if options.vectors is None or waits else read_vectors(options.vectors, vocabulary, tally),
-            notes=notes,
-            refit=lambda rows: encoded(rows, Tally()),
-            **facts,
-        )
-
-    return encoded(np.arange(len(train)), tally)
+    facts = texts.facts(options) | {"classes": len(class_names), "class_names": class_names}
+    if texts.user_names:
+        facts |= {"users": np.array(texts.users, np.int64), "user_names": tuple(texts.user_names)}
+    return data_set.of(labels, labels[:0], **facts | {"train": parts[0], "test": parts[1]})
 
 
 def read_vectors(path: Path, vocabulary: tuple[str, ...], tally: Tally) -> NDArray[np.float32]:
@@ -199,7 +192,7 @@ def read_vectors(path: Path, vocabulary: tuple[str, ...], tally: Tally) -> NDArr
             vectors[code] = np.array(fields[-dimension:], np.float32)
             found[code] = True
         except ValueError:
-            tally.bad(f"{path}, line {number}", f"not a word and {dimension} numbers")
+            raise UserError(f"{path}, line {number} is not a word and {dimension} numbers. Fetch it again") from None
     if vectors is None or not vectors.shape[1]:
         raise UserError(
             f"{path} holds no word vectors; --vectors takes a GloVe text file: a word and its values on every line"
@@ -240,7 +233,7 @@ def read_sentiment140(data_set: DataSet, raw: Path, options: ReadOptions, tally:
     texts, ends = Texts(options.tokens), []
     for name in ("training", "testdata"):
         path = require(raw, (f"{name}*.csv", f"{name}*.csv.gz"), data_set.files)
-        for line, row in csv_rows(path, lines(path, fallback="latin-1"), tally):  # official files mix encodings
+        for line, row in csv_rows(path, lines(path, fallback="latin-1")):  # official files mix encodings
             where = f"{path}, line {line}"
             if len(row) != TWEET_COLUMNS:
                 tally.bad(where, f"{len(row)} columns instead of {TWEET_COLUMNS} (target, id, date, query, user, text)")

@@ -7,7 +7,7 @@ unassigned rows. Its `clients` is None if --clients was not given.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
@@ -17,7 +17,7 @@ from pydantic import Field
 from fedmpi.common.calling import calling, refuse_result
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import Component, resolve
-from fedmpi.common.types import Floats, Ints
+from fedmpi.common.types import Ints
 
 OptionValue = bool | int | float | str
 Positive = Annotated[float, Field(ge=1e-4, allow_inf_nan=False)]
@@ -27,7 +27,6 @@ CountOrZero = Annotated[int, Field(ge=0)]
 NEEDS = {
     "users": "names its users, one for every sample (--user COLUMN for tables)",
     "superclasses": "says to which superclass each class belongs (CIFAR-100 does)",
-    "attributes": "is read, since it goes by what the samples are",
 }
 """Data beside labels that a partition scheme may need, in words."""
 CELLS = 1 << 22
@@ -87,7 +86,6 @@ class Request:
     users: Ints | None = None  # (n,): Natural client of every row
     class_names: tuple[str, ...] = ()  # Names of the C classes; empty if they are not known
     superclasses: Ints | None = None  # (C,): Superclass of every class
-    attributes: Callable[[str], Floats] | None = None  # ``attributes(name)`` gives a number for every row, float64 (n,)
 
     @property
     def stock(self) -> Ints:

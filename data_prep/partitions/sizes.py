@@ -1,14 +1,13 @@
-"""Partitions by size (log-normal as in FedSampling, and others), by an attribute of the rows, and by users.
+"""Partitions by size (log-normal as in FedSampling, and others), and by users.
 
 Sizes are whole numbers of at least one, vectorized over clients.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 import numpy as np
-from pydantic import Field
 
 from data_prep.partitions import Count, NotNegative, Partition, Positive, Request
 from fedmpi.common.apportionment import largest_remainders
@@ -136,39 +135,6 @@ def draw_sizes(
         )
     relative = relative_sizes(law, clients, shape, request.generator)
     return Partition(*iid(available, whole_sizes(relative, total), request.generator))
-
-
-@register("partition", "attribute", needs="attributes")
-def draw_by_attribute(
-    request: Request, *, attribute: str, strictness: Annotated[float, Field(ge=0.0, le=1.0)] = 1.0
-) -> Partition:
-    """Rows are sorted by a continuous attribute blurred with noise and cut into N equal clients in random order.
-
-    The order is that of s z + (1 - s) e, with z the standardized attribute, e ~ N(0, 1) independent for each row and s
-    the strictness. This is the scheme of the ContinuousPartitioner of Flower Datasets.
-
-    Parameters
-    ----------
-    attribute : str
-        mean or std of a sample's features, length of a text, or a column's name.
-    strictness : float
-        1: sorted by the attribute alone (rows of equal value in random order); 0: at random.
-    """
-    assert request.attributes is not None  # the registry requires it
-    clients, values = request.enough, request.attributes(attribute)
-    if (wrong := np.flatnonzero(~np.isfinite(values))).size:
-        raise UserError(f"--attribute {attribute}: row {wrong[0]} has no finite value. Choose another or mend the data")
-    spread = values.std()
-    if not spread > 0:
-        raise UserError(f"--attribute {attribute} is {values[0]:g} for every row. Choose another")
-    noise = request.generator.standard_normal(len(values))
-    score = strictness * (values - values.mean()) / spread + (1 - strictness) * noise
-    order = np.lexsort((noise, score))
-    sizes = even_sizes(len(values), clients)
-    place = request.generator.permutation(clients)  # the clients in the order of the attribute
-    owner = np.empty(len(values), np.int64)
-    owner[order] = np.repeat(place, sizes[place])
-    return Partition(*group_by_owner(owner, clients, request.generator))
 
 
 @register("partition", "user", needs="users", counts_clients=True)

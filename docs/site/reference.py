@@ -17,7 +17,8 @@ from docutils import nodes
 from docutils.statemachine import StringList
 from sphinx.util.docutils import SphinxDirective
 
-from data_prep.parts import READING, flag
+from data_prep.__main__ import flag
+from data_prep.raw import READING
 from fedmpi import components
 from fedmpi.cli import app as program
 from fedmpi.common.options import REQUIRED

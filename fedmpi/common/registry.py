@@ -70,6 +70,8 @@ class Kind:
         return "--" + name.replace("_", "-") if self.key.startswith("--") else f"{self.key}.{name}"
 
 
+SCHEMES = tuple(f"data_prep.partitions.{family}" for family in ("labels", "sizes", "mixes", "astraea"))
+"""Modules of partitions, in the order in which they are listed."""
 KINDS = {
     kind.name: kind
     for kind in (
@@ -88,8 +90,8 @@ KINDS = {
         Kind("metric", "task.metrics", ("fedmpi.tasks.metrics",), several=True),
         Kind("availability", "clients.availability", ("fedmpi.clients.availability",)),
         Kind("scheduling", "topology.scheduling", ("fedmpi.mediators.scheduling",)),
-        Kind("partition", "--partition", ("data_prep.parts",)),
-        Kind("data set", "--dataset", ("data_prep.parts",)),
+        Kind("partition", "--partition", SCHEMES),
+        Kind("data set", "--dataset", ("data_prep.datasets",)),
         Kind("feature shift", "--feature-shift", ("data_prep.shifts",)),
         Kind("label noise", "--label-noise", ("data_prep.shifts",)),
     )

@@ -235,7 +235,7 @@ class ClientArrays:
 
     def _part(self, what: str, x: Any, y: Any) -> Samples:
         """Return features and targets of a part as they are kept; `what` comes before x and y in messages."""
-        x = _features(f"{what}x", x, self.task)
+        x = features(f"{NAME}: {what}x", x, self.task)
         y = kept_targets(f"{NAME}: {what}y", one_column(_array(y), self.targets), self.targets)
         _need(len(x) == len(y), f"{what}y has {len(y)} entries where {what}x has {len(x)}: one for each sample")
         _need(x.size, f"{what}x holds no value: a run needs at least one sample")
@@ -346,24 +346,27 @@ def _array(given: Any) -> AnyArray:
         raise UserError(f"{NAME}: no array can be made of a {type(given).__name__} given ({reason})") from None
 
 
-def _features(what: str, given: Any, task: Modality | None) -> AnyArray:
+def features(what: str, given: Any, task: Modality | None) -> AnyArray:
+    """Return samples as they are kept: uint8, int32 (token ids) or float32; `what` names them in error messages."""
     x = _array(given)
     found = f"{what} is {x.dtype} {x.shape}"
-    _need(x.dtype.kind in "buif" and x.ndim > 1, f"{found}; it must hold numbers, a row of them for each sample")
-    _need(
-        task is not None or x.ndim != 4 or x.shape[3] not in CHANNELS or x.shape[1] in CHANNELS,
-        f"{found}, and its last axis may hold the channels of images. Give np.moveaxis(x, 3, 1), which is "
-        '(n, C, H, W), or task="image" if it is that already',
-    )
+    if x.dtype.kind not in "buif" or x.ndim < 2:
+        raise UserError(f"{found}; it must hold numbers, a row of them for each sample")
+    if task is None and x.ndim == 4 and x.shape[3] in CHANNELS and x.shape[1] not in CHANNELS:
+        raise UserError(
+            f"{found}, and its last axis may hold the channels of images. Give np.moveaxis(x, 3, 1), which is "
+            '(n, C, H, W), or task="image" if it is that already'
+        )
     if task == "text":
-        ids = x.dtype.kind in "ui" and x.min(initial=0) >= 0 and x.max(initial=0) <= np.iinfo(np.int32).max
-        _need(ids, f'task = "text" needs token ids from 0 on, but {found} or beyond them')
+        if x.dtype.kind not in "ui" or x.min(initial=0) < 0 or x.max(initial=0) > np.iinfo(np.int32).max:
+            raise UserError(f'task = "text" needs token ids from 0 on, but {found} or beyond them')
         return np.ascontiguousarray(x, np.int32)
-    known = x.dtype.kind not in "ui" or x.dtype == np.uint8 or task is not None
-    _need(known, f'{what} holds {x.dtype} numbers: say task = "text" (token ids), "vector" or "image"')
+    if task is None and x.dtype.kind in "ui" and x.dtype != np.uint8:
+        raise UserError(f'{what} holds {x.dtype} numbers: say task = "text" (token ids), "vector" or "image"')
     with np.errstate(over="ignore"):
         x = np.ascontiguousarray(x, np.uint8 if x.dtype == np.uint8 else np.float32)
-    _need(np.isfinite(x).all(), f"{what} holds numbers that are not finite in 32 bits: take those samples out")
+    if not np.isfinite(x).all():
+        raise UserError(f"{what} holds numbers that are not finite in 32 bits: take those samples out")
     return x
 
 

@@ -39,7 +39,7 @@ def _partition(subject: Subject, labels: Ints, clients: int, seed: int = 1) -> A
         return subject.made()(labels, clients, generator)
     k = np.arange(len(labels))
     users, superclasses = k * 7 % (len(labels) // ROWS_PER_USER), np.arange(CLASSES) // 2
-    request = Request(labels, CLASSES, clients, generator, users, (), superclasses, lambda name: np.sin(k))
+    request = Request(labels, CLASSES, clients, generator, users, (), superclasses)
     return partition(subject.part.name, request, **subject.options).owners(len(labels))
 
 
@@ -86,26 +86,25 @@ def _contents(subject: Subject, order: int = 1, batch: int = SOME_ROWS) -> list[
     """Return labels, users, test part, and the first features and targets, read in this order and in batches."""
     from data_prep.datasets import OF_ARRAYS, read_own, reads_files
     from data_prep.raw import ReadOptions, Tally
-    from data_prep.writer import describe
 
     if "raw" not in subject.settings and reads_files(subject.part):
         raise CheckSkipped("it reads files: name them, --set raw=PATH")
     meant = {name: subject.settings[name] for name in OF_ARRAYS if name in subject.settings.keys() - subject.options}
     raw = Path(subject.settings.get("raw", "."))
-    data = read_own(subject.part, subject.options, raw, ReadOptions(**meant), Tally())
-    rows = np.arange(min(len(data.labels), SOME_ROWS))[::order]
-    parts = [rows[start : start + batch] for start in range(0, len(rows), batch)]
-    x = np.concatenate([np.asarray(data.read(part.copy())) for part in parts])[::order]
-    y = np.concatenate([np.asarray(data.targets_of(part.copy())) for part in parts])[::order]
-    test_x, test_y = np.asarray(data.test_x[:SOME_ROWS]), np.asarray(data.test_y[:SOME_ROWS])
-    stated = (str(data.dtype), tuple(data.feature_shape))
-    for part, features, targets in (("training", x, y), ("test", test_x, test_y)):
-        given = (str(features.dtype), features.shape[1:])
-        demand(given == stated, f"{part} samples are {given}, but {stated} is stated")
-        wrong = wrong_target(targets, describe(data))
-        demand(wrong is None, f"{part} targets do not suit {data.targets}: one is {wrong and wrong[1]}")
+    data = read_own(subject.part, subject.options, raw, ReadOptions(**meant), Tally()).fitted()
+    stated, found = (str(data.dtype), tuple(data.feature_shape)), []
+    for which, rows in (("training", data.train[:SOME_ROWS][::order]), ("test", data.test[:SOME_ROWS])):
+        parts = [rows[start : start + batch] for start in range(0, len(rows), batch)]
+        x = np.concatenate([np.asarray(data.read(part.copy())) for part in parts])
+        demand(
+            (str(x.dtype), x.shape[1:]) == stated,
+            f"{which} samples are {x.dtype} {x.shape[1:]}, but {stated} is stated",
+        )
+        wrong = wrong_target(data.y[rows], data.description)
+        demand(wrong is None, f"{which} targets do not suit {data.targets}: one is {wrong and wrong[1]}")
+        found += [x[::order] if which == "training" else x, data.y[rows]]
     users = np.zeros(0) if data.users is None else data.users
-    return [data.labels, users, test_x, test_y, x, y]
+    return [data.y, users, *found[::2]]
 
 
 CONTRACTS = {

@@ -53,15 +53,15 @@ def mixes(
     images = DATASETS[source].read(raw, ReadOptions(), Tally())
     generator = Streams(draw).generator(Purpose.PARTITION)
     shares = generator.dirichlet(np.full(images.classes, alpha), users)
-    train = drawn(images.labels, shares, each, generator)
-    test = np.arange(len(images.test_y)) if official_test else drawn(images.test_y, shares, each, generator)
+    train = images.train[drawn(images.y[images.train], shares, each, generator)]
+    test = images.test if official_test else images.test[drawn(images.y[images.test], shares, each, generator)]
     shown = (lambda x: x[:, 0]) if images.feature_shape[0] == 1 else (lambda x: x)
     return {
         "x": shown(images.read(train)),
-        "y": images.labels[train],
+        "y": images.y[train],
         "user": np.repeat(np.arange(users), each),
-        "x_test": shown(images.test_x[test]),
-        "y_test": images.test_y[test],
+        "x_test": shown(images.read(test)),
+        "y_test": images.y[test],
     }
 
 

@@ -22,10 +22,10 @@ def mnist(raw: Path, *, classes: int = 5) -> dict[str, NDArray[Any]]:
         How many digits.
     """
     images = DATASETS["mnist"].read(raw, ReadOptions(), Tally())
-    train, test = (labels < classes for labels in (images.labels, images.test_y))
+    train, test = (rows[images.y[rows] < classes] for rows in (images.train, images.test))
     return {
-        "x": images.read(train.nonzero()[0])[:, 0],
-        "y": images.labels[train],
-        "x_test": images.test_x[test][:, 0],
-        "y_test": images.test_y[test],
+        "x": images.read(train)[:, 0],
+        "y": images.y[train],
+        "x_test": images.read(test)[:, 0],
+        "y_test": images.y[test],
     }

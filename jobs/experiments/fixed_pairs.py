@@ -27,17 +27,17 @@ def mnist(raw: Path, *, users: int = 100, draw: int = 0) -> dict[str, NDArray[An
     """
     images = DATASETS["mnist"].read(raw, ReadOptions(), Tally())
     generator = Streams(draw).generator(Purpose.PARTITION)
-    holders = users // 5
-    each = int(np.bincount(images.labels).min()) // holders
+    holders, labels = users // 5, images.y[images.train]
+    each = int(np.bincount(labels).min()) // holders
     rows = [
-        generator.permutation(np.flatnonzero(images.labels == label))[: holders * each].reshape(holders, each)
+        generator.permutation(np.flatnonzero(labels == label))[: holders * each].reshape(holders, each)
         for label in range(images.classes)
     ]
     dealt = np.concatenate([np.concatenate(rows[pair : pair + 2], axis=1) for pair in range(0, images.classes, 2)])
     return {
         "x": images.read(dealt.reshape(-1))[:, 0],
-        "y": images.labels[dealt.reshape(-1)],
+        "y": images.y[dealt.reshape(-1)],
         "user": np.repeat(np.arange(len(dealt)), 2 * each),
-        "x_test": images.test_x[:, 0],
-        "y_test": images.test_y,
+        "x_test": images.read(images.test)[:, 0],
+        "y_test": images.y[images.test],
     }

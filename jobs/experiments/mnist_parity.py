@@ -36,12 +36,13 @@ def parity(
     """
     images = DATASETS["mnist"].read(raw, ReadOptions(), Tally())
     generator = np.random.default_rng(draw)
-    rows = [generator.choice(np.flatnonzero(images.labels == digit), users * each // 10, False) for digit in range(10)]
+    labels = images.y[images.train]
+    rows = [generator.choice(np.flatnonzero(labels == digit), users * each // 10, False) for digit in range(10)]
     chosen = np.concatenate(rows)
     pixels = images.read(chosen).reshape(len(chosen), -1) / 255.0
     u, _, _ = np.linalg.svd(pixels - pixels.mean(0), full_matrices=False)
     x = (u[:, :components] * np.sqrt(len(chosen))).astype(np.float32)
-    y = np.where(images.labels[chosen] % 2, -1.0, 1.0).astype(np.float32)
+    y = np.where(labels[chosen] % 2, -1.0, 1.0).astype(np.float32)
     order = np.arange(len(chosen)) if one_class else generator.permutation(len(chosen))
     owner = np.repeat(np.arange(users), each)
     return {"x": x[order], "y": y[order], "user": owner, "x_test": x[order], "y_test": y[order]}

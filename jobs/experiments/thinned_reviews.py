@@ -27,22 +27,11 @@ def thinned(raw: Path, *, reviews: str, share: float = 0.6, draw: int = 0) -> Ra
     draw : int
         Seed of what is left out.
     """
-    data = DATASETS["amazon"].read(raw, ReadOptions(files=(reviews,), split="texts"), Tally())
-    assert data.users is not None and data.user_names is not None
-    largest = int(np.bincount(data.labels).argmax())
+    data = DATASETS["amazon"].read(raw / reviews, ReadOptions(split="texts"), Tally())
+    largest = int(np.bincount(data.y[data.train]).argmax())
     generator = Streams(draw).generator(Purpose.PARTITION)
-    train = kept(data.labels, largest, share, generator)
-    test = kept(data.test_y, largest, share, generator)
-    there, users = np.unique(data.users[train], return_inverse=True)
-    return replace(
-        data,
-        labels=data.labels[train],
-        users=users,
-        user_names=tuple(data.user_names[user] for user in there),
-        read=lambda rows: data.read(train[rows]),
-        test_x=data.test_x[test],
-        test_y=data.test_y[test],
-    )
+    train, test = (rows[kept(data.y[rows], largest, share, generator)] for rows in (data.train, data.test))
+    return replace(data, train=train, test=test)
 
 
 def kept(labels: Ints, largest: int, share: float, generator: np.random.Generator) -> Ints:

@@ -29,11 +29,10 @@ def drawn(
     generator: np.random.Generator,
     users: np.ndarray | None = None,
     superclasses: np.ndarray | None = None,
-    attribute_of: Any = None,
     class_names: tuple[str, ...] = (),
     labeled: bool = True,
     **options: Any,
 ) -> Partition:
     """Draw a partition of rows with these labels."""
-    request = Request(labels, classes, clients, generator, users, class_names, superclasses, attribute_of)
+    request = Request(labels, classes, clients, generator, users, class_names, superclasses)
     return partition(name, request, labeled, **options)

@@ -1,22 +1,35 @@
-"""The command line: lists, errors with one sentence and exit code 2, files in the folder."""
+"""The command line: lists, errors in one sentence, interruptions, full disks, several processes, downloads."""
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import os
 import signal
 import subprocess
 import sys
+import tarfile
+import tempfile
 import time
+import zipfile
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
 
+from data_prep.__main__ import fetch, flag
 from data_prep.datasets import DATASETS
-from data_prep.parts import flag
+from data_prep.formats.files import Scratch
+from data_prep.raw import Source
 from fedmpi import UserError, components
 from fedmpi.data.opening import open_store
-from fedmpi.data.schema import MANIFEST, PARTIAL, read_manifest
+from fedmpi.data.schema import MANIFEST, read_manifest
 from tests.data_prep.command import main
+from tests.mpi.launch import find_mpiexec, finish_job, start_job
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 Output = pytest.CaptureFixture[str]
@@ -40,56 +53,36 @@ def test_list_shows_every_data_set_and_every_partition_with_its_options(
     assert max(map(len, lines)) <= 80 or max(lines, key=len).strip().startswith("http")
 
 
-def test_sizes_of_images_are_widths_and_heights() -> None:
-    reading = DATASETS["imagefolder"].reading
-    assert [reading.checked({"image_size": text}) for text in ("6x4", "5")] == [
-        {"image_size": (6, 4)},
-        {"image_size": (5, 5)},
-    ]
-
-
-def test_the_module_runs_as_a_program(tmp_path: Path) -> None:
-    words = ["digits", "--partition", "iid", "--clients", "10", "--shards", "2", "--out", str(tmp_path / "s")]
-    done = subprocess.run(
-        [sys.executable, "-m", "data_prep", *words], capture_output=True, text=True, timeout=170, cwd=REPOSITORY
-    )
-    assert done.returncode == 0, done.stderr
-    assert open_store(tmp_path / "s", verify=True).clients == 10
+IID = "--partition iid --clients 3 --out o"
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("mnst --partition iid --clients 3 --out o", "no data set 'mnst'; did you mean mnist?"),
+        (f"mnst {IID}", "no data set 'mnst'; did you mean mnist?"),
         ("digits --partition dirichlt --clients 3 --out o", "did you mean 'dirichlet'?"),
-        ("digits --partition iid --alpha 1 --clients 3 --out o", "--alpha is no option of digits and iid"),
-        (
-            "digits --partition dirichlet --alhpa 1 --clients 3 --out o",
-            "--alhpa is no option of digits and dirichlet; did you mean --alpha?",
-        ),
+        (f"digits {IID} --alpha 1", "--alpha is no option of digits and iid"),
+        ("digits --partition dirichlet --alhpa 1 --clients 3 --out o", "did you mean --alpha?"),
         ("digits --partition dirichlet --alpha --clients 3 --out o", "--alpha needs a value"),
         ("digits --partition dirichlet --clients 3 --out o", "needs --alpha"),
         ("digits --partition iid --out o", "needs the number of clients"),
         ("digits --partition iid --clients 0 --out o", "--clients 0 is impossible"),
-        ("digits --partition iid --clients 3 --shards 0 --out o", "--shards 0 is impossible"),
-        ("digits --partition iid --clients 3 --val 1 --out o", "--val 1.0 is impossible"),
+        (f"digits {IID} --shards 0", "--shards 0 is impossible"),
+        (f"digits {IID} --val 1", "--val 1.0 is impossible"),
         ("digits --partition iid --clients 3", "--out"),
         ("digits --partition user --out o", "names its users"),
-        ("digits --partition iid --clients 3 --seed -1 --out o", "--seed"),
-        ("digits --partition iid --clients 3 --out o surplus", "what is 'surplus' for?"),
-        ("digits --raw . --partition iid --clients 3 --out o", "digits is built in"),
-        ("mnist --partition iid --clients 3 --out o", "where is mnist? give --raw DIR or --download"),
-        ("mnist --raw . --download --partition iid --clients 3 --out o", "exclude each other"),
-        ("mnist --raw missing --partition iid --clients 3 --out o", "--raw missing does not exist"),
-        ("mnist --raw . --partition iid --clients 3 --out o", "no train-images-idx3-ubyte in ."),
-        ("mind --download --partition iid --clients 3 --out o", "fetch it by hand (from https://msnews.github.io)"),
-        ("arrays --raw . --partition iid --clients 3 --out o", "There is no table in ."),
-        ("arrays --raw . --task sound --partition iid --clients 3 --out o", "--task = 'sound' does not suit arrays"),
-        (
-            "amazon --raw . --split stars --partition iid --clients 3 --out o",
-            "--split stars is unknown for amazon. Choose rows",
-        ),
-        ("imagefolder --raw . --image-size 3by4 --partition iid --clients 3 --out o", "--image-size = '3by4'"),
+        (f"digits {IID} --seed -1", "--seed"),
+        (f"digits {IID} surplus", "what is 'surplus' for?"),
+        (f"digits {IID} --raw .", "digits is built in"),
+        (f"mnist {IID}", "where is mnist? give --raw DIR or --download"),
+        (f"mnist {IID} --raw . --download", "exclude each other"),
+        (f"mnist {IID} --raw missing", "--raw missing does not exist"),
+        (f"mnist {IID} --raw .", "no train-images-idx3-ubyte in ."),
+        (f"mind {IID} --download", "fetch it by hand (from https://msnews.github.io)"),
+        (f"arrays {IID} --raw .", "There is no table in ."),
+        (f"arrays {IID} --raw . --task sound", "--task = 'sound' does not suit arrays"),
+        (f"amazon {IID} --raw . --split stars", "--split stars is unknown for amazon. Choose rows"),
+        (f"imagefolder {IID} --raw . --image-size 3by4", "--image-size = '3by4'"),
         ("--seed 3 digits", "the data set comes first"),
         ("digits", "Missing option '--partition'"),
     ],
@@ -100,29 +93,21 @@ def test_wrong_input_is_rejected_with_one_sentence(
     monkeypatch.chdir(tmp_path)
     assert main(words.split()) == 2
     error = capsys.readouterr().err
-    assert message in error
-    assert error.startswith("error: ") and error.count("\n") == 1
+    assert message in error and error.startswith("error: ") and error.count("\n") == 1
     assert not (tmp_path / "o").exists()
 
 
 def test_a_prepared_folder_is_replaced_only_when_asked(capsys: Output, tmp_path: Path) -> None:
-    words = ["digits", "--partition", "iid", "--out", str(tmp_path / "s"), "--clients"]
+    words = ["digits", "--partition", "dirichlet", "--alpha=0.5", "--by", "client", "--seed", "9"]
+    words += ["--out", str(tmp_path / "s s"), "--clients"]
     assert main([*words, "5"]) == 0
-    assert main([*words, "6"]) == 2
-    assert str(tmp_path / "s") in capsys.readouterr().err
-    assert main([*words, "6", "--overwrite", "--dry-run"]) == 0
-    assert open_store(tmp_path / "s").clients == 5
-    assert main([*words, "6", "--overwrite"]) == 0
-    assert open_store(tmp_path / "s").clients == 6
-
-
-def test_the_manifest_keeps_the_command_and_the_options(tmp_path: Path) -> None:
-    words = ["digits", "--partition", "dirichlet", "--alpha=0.5", "--by", "client", "--clients", "12", "--seed", "9"]
-    assert main([*words, "--out", str(tmp_path / "s s")]) == 0
     manifest = read_manifest(tmp_path / "s s")
-    assert manifest.command == f"python -m data_prep {' '.join(words)} --out '{tmp_path / 's s'}'"
+    assert manifest.command == f"python -m data_prep {' '.join(words[:-3])} --out '{tmp_path / 's s'}' --clients 5"
     assert manifest.partition_options["alpha"] == 0.5 and manifest.partition_options["by"] == "client"
-    assert (manifest.seed, manifest.clients) == (9, 12)
+    assert (manifest.seed, manifest.clients) == (9, 5)
+    assert main([*words, "6"]) == 2 and str(tmp_path / "s s") in capsys.readouterr().err
+    assert main([*words, "6", "--overwrite", "--dry-run"]) == 0 and open_store(tmp_path / "s s").clients == 5
+    assert main([*words, "6", "--overwrite"]) == 0 and open_store(tmp_path / "s s").clients == 6
 
 
 def test_vocabulary_and_vectors_are_stored_beside_the_shards(tmp_path: Path, capsys: Output) -> None:
@@ -134,58 +119,190 @@ def test_vocabulary_and_vectors_are_stored_beside_the_shards(tmp_path: Path, cap
     assert main(words) == 0
     shown = capsys.readouterr().out
     assert "rows that cannot be read, left out: 1. The first" in shown and "line 21" in shown
+    assert "2 of 3 words found" in " ".join(shown.replace("│", " ").split())
     store = open_store(tmp_path / "s")
     assert store.vocabulary == ("<pad>", "<unk>", "common", "word0", "word1")
     assert store.description.vocabulary == 5 and store.client(0)[0].shape[1:] == (4,)
     vectors = np.load(tmp_path / "s" / "vectors.npy")
-    assert vectors.dtype == np.float32 and vectors[2].tolist() == [1, 2]
-    assert vectors[3:].tolist() == [[0, 0], [3, 4]]
-    assert main([*words, "--overwrite", "--strict"]) == 2
-    assert "line 21" in capsys.readouterr().err
+    assert vectors.dtype == np.float32 and vectors[2:].tolist() == [[1, 2], [0, 0], [3, 4]]
+    assert main([*words, "--overwrite", "--strict"]) == 2 and "line 21" in capsys.readouterr().err
 
 
-REPEAT = "interrupted: repeat the command to start again"
+# Interruptions and full disks
 
 
-@pytest.mark.parametrize(
-    ("number", "code", "words_said"),
-    [(signal.SIGKILL, -9, ""), (signal.SIGTERM, 143, REPEAT), (signal.SIGINT, 130, REPEAT)],
-)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
 def test_a_preparation_that_is_ended_is_repeated_by_the_same_command(
-    tmp_path: Path, number: signal.Signals, code: int, words_said: str
+    tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     """Ended after the first of 60 shards: no manifest, the folder cannot be read, and the next attempt is whole."""
     words = ["digits", "--partition", "iid", "--clients", "60", "--shards", "60", "--out", str(tmp_path / "s")]
-    program = [
-        sys.executable,
-        "-c",
-        KEEP_SIGINT + STAY_AT_THE_THIRD_SHARD + "from data_prep.__main__ import main; main()",
-        *words,
-    ]
+    program = [sys.executable, "-c", STAY_AT_THE_THIRD_SHARD, *words]
     with subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=REPOSITORY) as process:
-        while not (tmp_path / "s" / "train-00000.h5").exists():
+        while not (tmp_path / "s" / "train-00001.h5").exists():
             assert process.poll() is None
             time.sleep(0.001)
         process.send_signal(number)
-        assert words_said in process.communicate()[1].decode()
-    assert process.returncode == code
+        said = process.communicate()[1].decode()
+    assert process.returncode == code and ("interrupted: repeat the command" in said) == (code == 130)
     left = {path.name for path in (tmp_path / "s").iterdir()}
-    assert MANIFEST not in left and (number == signal.SIGKILL or not any(name.endswith(PARTIAL) for name in left))
-    with pytest.raises(UserError, match="interrupted or is still running"):
+    assert MANIFEST not in left and (number == signal.SIGKILL or not left)
+    with pytest.raises(UserError, match="interrupted or is still running" if left else "is missing"):
         open_store(tmp_path / "s")
     assert main(words) == 0
     assert open_store(tmp_path / "s", verify=True).clients == 60 and len(list((tmp_path / "s").iterdir())) == 62
 
 
 # A shell gives its background jobs an ignored SIGINT, and children inherit it.
-KEEP_SIGINT = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
 STAY_AT_THE_THIRD_SHARD = """
-import time
+import signal, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from data_prep import writer
+from data_prep.__main__ import main
 fill = writer._fill_shard
-def stay(plan, index, *others):
-    while index == 2:
+def stay(plan, first, *others):
+    while first == 2:
         time.sleep(0.01)
-    return fill(plan, index, *others)
+    return fill(plan, first, *others)
 writer._fill_shard = stay
+main()
 """
+WORDS = ["digits", "--partition", "iid", "--clients", "6", "--shards", "3", "--val", "0.1", "--seed", "0", "--out"]
+WRITE = os.write
+
+
+class FullDisk:
+    """Writes of HDF5 files that fail from a certain one on, all files counted together."""
+
+    def __init__(self, first_to_fail: int):
+        self.writes, self.first_to_fail = 0, first_to_fail
+
+    def write(self, file: int, data: bytes) -> int:
+        self.writes += os.readlink(f"/proc/self/fd/{file}").endswith(".h5")
+        if self.writes >= self.first_to_fail:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return WRITE(file, data)
+
+
+def test_at_whatever_write_the_disk_is_full_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Output
+) -> None:
+    counting = FullDisk(sys.maxsize)
+    monkeypatch.setattr("data_prep.output.os.write", counting.write)
+    assert main([*WORDS, str(tmp_path / "whole")]) == 0
+    assert counting.writes > 30
+    for number in range(1, counting.writes + 1, 13):
+        monkeypatch.setattr("data_prep.output.os.write", FullDisk(number).write)
+        assert main([*WORDS, str(tmp_path / "out")]) == 2, number
+        assert f"writing to {tmp_path / 'out'} failed (No space left on device)" in capsys.readouterr().err
+        assert not list((tmp_path / "out").iterdir()), number
+    monkeypatch.setattr("data_prep.output.os.write", WRITE)
+    assert main([*WORDS, str(tmp_path / "out")]) == 0  # a later preparation takes the folder
+    for file in (tmp_path / "whole").glob("*.h5"):
+        assert file.read_bytes() == (tmp_path / "out" / file.name).read_bytes()
+
+
+def test_the_program_ends_in_order_on_a_full_disk(tmp_path: Path) -> None:
+    """HDF5 tries again at the end of the process to write what it could not, and crashed then."""
+    limited = ["bash", "-c", 'ulimit -f 20; exec "$@"', "_", "env", "PYTHONDONTWRITEBYTECODE=1"]
+    ended = finish_job(start_job([*limited, sys.executable, "-m", "data_prep", *WORDS, str(tmp_path)]), 100)
+    assert ended.returncode == 2, ended.stderr
+    said = [line for line in ended.stderr.splitlines() if line.strip()]
+    assert len(said) == 1 and f"writing to {tmp_path} failed (File too large)" in said[0]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_temporary_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    scratch = Scratch((3,), np.uint8)
+    scratch._file = Path("/dev/full").open("wb", buffering=0)  # noqa: SIM115
+    with pytest.raises(UserError, match=f"{tmp_path} cannot be written .*TMPDIR"):
+        scratch.append(np.zeros((5, 3)))
+
+
+def test_the_first_of_several_processes_writes(tmp_path: Path) -> None:
+    program = [sys.executable, "-m", "data_prep", *WORDS, str(tmp_path / "s")]
+    done = finish_job(start_job([find_mpiexec(), "-n", "2", *program], cwd=REPOSITORY), timeout=150)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("licence") == 1 and done.stdout.count("Gini") == 1
+    assert open_store(tmp_path / "s", verify=True).clients == 6
+    failed = finish_job(start_job([find_mpiexec(), "-n", "2", *program], cwd=REPOSITORY), timeout=150)
+    assert failed.returncode == 2 and "--overwrite" in failed.stderr and "Traceback" not in failed.stderr
+
+
+# Downloads
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """Address and folder of a server on this machine."""
+    folder = tmp_path / "served"
+    folder.mkdir()
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(folder))) as listener:
+        Thread(target=listener.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.server_address[1]}", folder
+        listener.shutdown()
+
+
+def source_of(address: str, path: Path, members: tuple[str, ...] = ()) -> Source:
+    return Source(f"{address}/{path.name}", f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}", members)
+
+
+def test_a_file_is_fetched_once_and_checked(server: tuple[str, Path], tmp_path: Path) -> None:
+    address, served = server
+    (served / "a.bin").write_bytes(b"content" * 1000)
+    source = source_of(address, served / "a.bin")
+    for folder in ("cache", "cache"):
+        assert (fetch("set", (source,), tmp_path / folder) / "a.bin").read_bytes() == b"content" * 1000
+        (served / "a.bin").write_bytes(b"another")
+    with pytest.raises(UserError, match="does not have the published checksum"):
+        fetch("set", (source,), tmp_path / "new")
+    assert not [path for path in (tmp_path / "new").rglob("*") if path.is_file()]
+    for url in (f"{address}/missing.bin", "http://127.0.0.1:9/a.bin"):
+        with pytest.raises(UserError, match=r"cannot download .* --raw"):
+            fetch("set", (Source(url, "md5:" + "0" * 32),), tmp_path / "cache")
+
+
+@pytest.mark.parametrize("name", ["a.zip", "a.tar.gz"])
+def test_archives_are_unpacked(server: tuple[str, Path], tmp_path: Path, name: str) -> None:
+    address, served = server
+    (tmp_path / "one.txt").write_bytes(b"1")
+    if name == "a.zip":
+        with zipfile.ZipFile(served / name, "w") as archive:
+            for member in ("in/one.txt", "in/two.txt"):
+                archive.write(tmp_path / "one.txt", member)
+    else:
+        with tarfile.open(served / name, "w:gz") as tar:
+            for member in ("in/one.txt", "in/two.txt"):
+                tar.add(tmp_path / "one.txt", member)
+    for members, expected in (((), ["one.txt", "two.txt"]), (("in/one.txt",), ["one.txt"])):
+        folder = fetch("set", (source_of(address, served / name, members),), tmp_path / str(len(members)))
+        assert sorted(path.name for path in folder.rglob("*.txt")) == expected
+
+
+def test_every_address_has_a_checksum_of_the_right_length() -> None:
+    lengths = {"md5": 32, "sha256": 64}
+    for data_set in DATASETS.values():
+        for source in data_set.sources:
+            kind, digest = source.checksum.split(":")
+            assert len(digest) == lengths[kind] and int(digest, 16) >= 0, data_set.name
+
+
+def test_a_download_that_does_not_fit_leaves_nothing_that_looks_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def retrieve(*where: object, **options: object) -> None:
+        (tmp_path / "unpacked").mkdir()
+        (tmp_path / "unpacked" / "half").write_bytes(b"x")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("pooch.retrieve", retrieve)
+    with pytest.raises(UserError, match=f"cannot store set.zip in {tmp_path}: No space left on device; make room"):
+        fetch("set", (Source("https://example.org/set.zip", "md5:0"),), tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 import fedmpi
+from data_prep.__main__ import flag
 from data_prep.datasets import DATASETS
-from data_prep.parts import flag
 from fedmpi import components
 from fedmpi.common.options import REQUIRED
 from tests.data_prep.command import main

@@ -48,7 +48,7 @@ CASES = {
 def read(name: str, folder: Path, tally: Tally | None = None, **options: Any) -> RawDataset:
     if not folder.exists():
         pytest.skip(f"no real data at {folder}")
-    return DATASETS[name].read(folder, ReadOptions(**options), tally or Tally())
+    return DATASETS[name].read(folder, ReadOptions(**options), tally or Tally()).fitted()
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -105,14 +105,18 @@ def test_emnist_is_turned_upright_and_its_labels_begin_at_zero(data_folder: Path
     images, labels = RNG.integers(0, 256, (70, 28, 28), np.uint8), (np.arange(70) % 62).astype(np.uint8)
     emnist_files(tmp_path, "byclass", images, labels)
     raw = read("emnist-byclass", tmp_path)
-    assert raw.class_names[10] == "A" and raw.class_names[61] == "z" and np.array_equal(raw.labels, labels)
-    assert np.array_equal(raw.read(np.array([3]))[0, 0], images[3].T) and np.array_equal(raw.test_x[5, 0], images[5].T)
+    assert raw.class_names[10] == "A" and raw.class_names[61] == "z" and np.array_equal(raw.y[raw.train], labels)
+    assert np.array_equal(raw.read(np.array([3]))[0, 0], images[3].T) and np.array_equal(
+        raw.read(raw.test)[5, 0], images[5].T
+    )
     letters = read("emnist-letters", data_folder / "emnist")
-    assert letters.class_names[0] == "Aa" and letters.labels.min() == 0 and letters.labels.max() == 25
+    assert (
+        letters.class_names[0] == "Aa" and letters.y[letters.train].min() == 0 and letters.y[letters.train].max() == 25
+    )
     balanced = read("emnist-balanced", data_folder / "emnist")
     writers = np.load(data_folder / "emnist" / "emnist-balanced-train-writers.npy")
-    assert [int(balanced.user_names[user]) for user in balanced.users] == writers.tolist()  # type: ignore[index,union-attr]
-    mean = balanced.read(np.flatnonzero(balanced.labels == balanced.class_names.index("T")))[:, 0].mean(0)
+    assert [int(balanced.user_names[user]) for user in balanced.users[balanced.train]] == writers.tolist()  # type: ignore[index,union-attr]
+    mean = balanced.read(np.flatnonzero(balanced.y[balanced.train] == balanced.class_names.index("T")))[:, 0].mean(0)
     assert mean.sum(0).argmax() in range(9, 19) and mean.sum(1).argmax() in range(4, 9)  # a stem below a bar
     emnist_files(tmp_path, "letters", images[:3], np.array([1, 0, 2], np.uint8))
     (tmp_path / "emnist-letters-mapping.txt").write_text("".join(f"{1 + k} {65 + k}\n" for k in range(26)))
@@ -128,8 +132,8 @@ def test_cifar_rows_are_those_that_pickle_reads(data_folder: Path) -> None:
     found, expected = load_batch(path), pickle.loads(path.read_bytes(), encoding="latin1")
     assert np.array_equal(found.pop("data"), expected.pop("data")) and found == expected
     raw = read("cifar10", data_folder / "cifar10")
-    assert raw.class_names == CLASSES and np.bincount(raw.labels).tolist() == [1000] * 10
-    pixels = raw.read(np.arange(0, len(raw.labels), 5)).mean((0, 2, 3)) / 255
+    assert raw.class_names == CLASSES and np.bincount(raw.y[raw.train]).tolist() == [1000] * 10
+    pixels = raw.read(np.arange(0, len(raw.y[raw.train]), 5)).mean((0, 2, 3)) / 255
     assert np.allclose(pixels, raw.mean, atol=0.02)
 
 
@@ -143,7 +147,7 @@ def test_cifar_100_has_fine_labels_and_their_superclasses(tmp_path: Path, protoc
     (tmp_path / "meta").write_bytes(pickle.dumps({"fine_label_names": [f"c{label}" for label in range(100)]}, protocol))
     raw = read("cifar100", tmp_path)
     assert np.array_equal(raw.read(np.array([3, 0])).reshape(2, -1), ROWS["data"][[3, 0]])
-    assert raw.labels.tolist() == ROWS["fine_labels"] and raw.superclasses is not None
+    assert raw.y[raw.train].tolist() == ROWS["fine_labels"] and raw.superclasses is not None
     assert raw.superclasses[[7, 9, 2]].tolist() == [3, 0, 3] and raw.superclasses.dtype == np.int64
     assert len({*raw.superclasses[:2].tolist(), 0, 3}) == 4  # classes without an image are superclasses of one class
     (tmp_path / "train").write_bytes(pickle.dumps({key: ROWS[key] for key in ("data", "fine_labels")}, protocol))
@@ -203,15 +207,19 @@ def test_cinic10_is_read_from_its_folders(tmp_path: Path) -> None:
     pictures = {part: class_folders(tmp_path / "CINIC-10" / part, 3) for part in ("train", "valid", "test")}
     raw = read("cinic10", tmp_path)
     assert raw.feature_shape == (3, 32, 32) and raw.class_names == CLASSES
-    assert np.bincount(raw.labels).tolist() == [3] * 10 and raw.mean == (0.4789, 0.4723, 0.4305)
+    assert np.bincount(raw.y[raw.train]).tolist() == [3] * 10 and raw.mean == (0.4789, 0.4723, 0.4305)
     assert np.array_equal(raw.read(np.array([4, 29])), pictures["train"][[4, 29]])
-    assert np.array_equal(raw.test_x, pictures["test"])
+    assert np.array_equal(raw.read(raw.test), pictures["test"])
     folder = tmp_path / "CINIC-10"
     (folder / "train" / "cat" / "0.png").write_bytes(b"\x89PNG\r\n\x1a\n not an image")
     whole = (folder / "test" / "ship" / "0.png").read_bytes()
     (folder / "test" / "ship" / "0.png").write_bytes(whole[:-200])
     found = read("cinic10", tmp_path, tally := Tally())
-    assert (found.skipped, len(found.labels), len(found.test_y)) == (2, 29, 29) and "cat/0.png" in tally.first
+    assert (found.skipped, len(found.y[found.train]), len(found.y[found.test])) == (
+        2,
+        29,
+        29,
+    ) and "cat/0.png" in tally.first
     with pytest.raises(UserError, match=r"cat/0.png: not a readable image .*--strict"):
         read("cinic10", tmp_path, Tally(strict=True))
     (folder / "train" / "bird" / "0.png").write_bytes(b"gone")
@@ -249,7 +257,7 @@ def test_femnist_is_read_from_tff_hdf5(tmp_path: Path) -> None:
     tff(tmp_path / "fed_emnist_train.h5", train)
     tff(tmp_path / "fed_emnist_test.h5", {"f0_1": writer(1)})
     raw = read("femnist", tmp_path)
-    assert raw.user_names == ("f0_1",) and raw.labels.tolist() == train["f0_1"][1]
+    assert raw.user_names == ("f0_1",) and raw.y[raw.train].tolist() == train["f0_1"][1]
     assert np.array_equal(raw.read(np.arange(4)).reshape(4, -1), np.rint(np.array(train["f0_1"][0]) * 255))
 
 
@@ -262,7 +270,7 @@ def test_shakespeares_characters_predict_the_next(tmp_path: Path) -> None:
     leaf(tmp_path, "test", {"HAMLET": (windows[:1], nexts[:1])})
     raw = read("shakespeare", tmp_path, tally := Tally())
     ids = raw.read(np.arange(count + 1))
-    assert [LETTERS[label] for label in raw.labels] == [*nexts, "a"] and tally.unreadable == 2
+    assert [LETTERS[label] for label in raw.y[raw.train]] == [*nexts, "a"] and tally.unreadable == 2
     assert ["".join(LETTERS[token - 2] for token in row) for row in ids[:count]] == windows
     assert ids[count, 0] == 1 and (ids[count, 1:] == ids[0, 1:]).all()
     assert raw.classes == 80 and len(raw.vocabulary) == 82 and raw.vocabulary[2] == "\\n"
@@ -299,7 +307,7 @@ def test_rows_of_tweets_that_cannot_be_read_are_named_by_line(tmp_path: Path) ->
     (tmp_path / "training.csv").write_bytes((good + bad + good).encode() + latin)
     (tmp_path / "testdata.csv").write_text(good.replace('"0"', '"2"') + good)
     raw = read("sentiment140", tmp_path, tally := Tally())
-    assert raw.labels.tolist() == [0, 0, 1] and raw.skipped == 3 and "café" in raw.vocabulary
+    assert raw.y[raw.train].tolist() == [0, 0, 1] and raw.skipped == 3 and "café" in raw.vocabulary
     assert "training.csv, line 2: the target is '3'" in tally.first
     assert tally.dropped == {"neutral tweets (label 2)": 1} and raw.user_names == ("anna", "b")
 
@@ -308,18 +316,18 @@ def test_mind_is_split_in_row_order(data_folder: Path, tmp_path: Path) -> None:
     raw = read("mind", data_folder / "mind" / "MINDsmall_train")
     path = data_folder / "mind" / "MINDsmall_train" / "news.tsv.gz"
     rows = [line.split("\t") for line in gzip.decompress(path.read_bytes()).decode().splitlines()]
-    assert len(raw.labels) == int(0.8 * len(rows)) == 41_025
-    assert [raw.class_names[label] for label in raw.labels[:50]] == [row[1] for row in rows[:50]]
-    assert raw.class_names[raw.test_y[0]] == rows[41_025][1] and raw.class_names == tuple(sorted(raw.class_names))
+    assert len(raw.y[raw.train]) == int(0.8 * len(rows)) == 41_025
+    assert [raw.class_names[label] for label in raw.y[raw.train][:50]] == [row[1] for row in rows[:50]]
+    assert raw.class_names[raw.y[raw.test][0]] == rows[41_025][1] and raw.class_names == tuple(sorted(raw.class_names))
     expected = [word if word in raw.vocabulary else "<unk>" for word in tokens(rows[41_025][3])][:30]
-    assert [raw.vocabulary[code] for code in raw.test_x[0] if code] == expected
+    assert [raw.vocabulary[code] for code in raw.read(raw.test)[0] if code] == expected
     line = "N{}\t{}\t\ttitle {}\t\t\t[]\t[]\n"
     good = "".join(line.format(number, "news" if number % 2 else "autos", number) for number in range(10))
     blank = line.format(13, "news", 13).replace("title 13", " ")
     (tmp_path / "news.tsv").write_text(good + "N11\tnews\n" + line.format(12, "", 12) + blank)
     raw = read("mind", tmp_path, tally := Tally())
-    assert (len(raw.labels), len(raw.test_y), raw.skipped) == (8, 2, 3)
-    assert "line 11: 2 columns instead of 8" in tally.first and raw.labels.tolist() == [0, 1] * 4
+    assert (len(raw.y[raw.train]), len(raw.y[raw.test]), raw.skipped) == (8, 2, 3)
+    assert "line 11: 2 columns instead of 8" in tally.first and raw.y[raw.train].tolist() == [0, 1] * 4
 
 
 def reviews(path: Path, rows: list[Any]) -> None:
@@ -333,7 +341,9 @@ REVIEW = {"reviewerID": "A", "asin": "1", "overall": 5.0, "reviewText": "fine th
 def test_real_reviews_without_text_and_repeated_ones(data_folder: Path) -> None:
     rows, raw = (3370, 842), read("amazon", data_folder / "amazon_beauty", tally := Tally())
     assert (
-        raw.skipped == 5 and "line 360: no 'reviewText'" in tally.first and (len(raw.labels), len(raw.test_y)) == rows
+        raw.skipped == 5
+        and "line 360: no 'reviewText'" in tally.first
+        and (len(raw.y[raw.train]), len(raw.y[raw.test])) == rows
     )
     assert sum(tally.dropped.values()) == 5269 - 5 - sum(rows)
     toys = "Toys_and_Games_5.human_subset.json.gz"
@@ -352,7 +362,7 @@ def test_real_reviews_without_text_and_repeated_ones(data_folder: Path) -> None:
 def test_a_line_that_is_no_review_is_left_out(tmp_path: Path, row: Any, why: str) -> None:
     reviews(tmp_path / "r.json.gz", [*(REVIEW | {"reviewText": f"thing {number}"} for number in range(5)), row])
     raw = read("amazon", tmp_path, tally := Tally())
-    assert raw.skipped == 1 and [*raw.labels, *raw.test_y] == [4] * 5 and f"line 6: {why}" in tally.first
+    assert raw.skipped == 1 and [*raw.y[raw.train], *raw.y[raw.test]] == [4] * 5 and f"line 6: {why}" in tally.first
 
 
 def test_a_review_given_twice_counts_once(tmp_path: Path) -> None:
@@ -361,7 +371,7 @@ def test_a_review_given_twice_counts_once(tmp_path: Path) -> None:
     repeated = [REVIEW, REVIEW | {"overall": 4.0}, REVIEW | {"reviewText": " fine thing\n"}]
     reviews(tmp_path / "r.json.gz", repeated + [REVIEW | other for other in others] + [unnamed] * 4)
     raw = read("amazon", tmp_path, tally := Tally(strict=True))
-    assert len(raw.labels) + len(raw.test_y) == 8 and list(tally.dropped.values()) == [2]
+    assert len(raw.y[raw.train]) + len(raw.y[raw.test]) == 8 and list(tally.dropped.values()) == [2]
     assert any("left out: 2 reviews that repeat" in note for note in raw.notes)
 
 
@@ -369,7 +379,5 @@ def test_equal_texts_stay_in_one_part(tmp_path: Path) -> None:
     rows = [REVIEW | {"reviewerID": str(n), "reviewText": f"thing {n % 10}", "overall": 1 + n % 5} for n in range(40)]
     reviews(tmp_path / "r.json.gz", rows)
     raw = read("amazon", tmp_path, Tally(), split="texts")
-    train, test = (
-        {row.tobytes() for row in part} for part in (raw.read(np.arange(len(raw.labels))), np.asarray(raw.test_x))
-    )
+    train, test = ({row.tobytes() for row in raw.read(rows)} for rows in (raw.train, raw.test))
     assert train and test and not train & test

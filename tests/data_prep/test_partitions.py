@@ -19,12 +19,11 @@ from tests.data_prep.command import drawn
 
 
 def draw(name: str, labels: np.ndarray, classes: int, clients: int | None, seed: int = 0, **options: Any) -> Partition:
-    """Users hold three rows each; superclasses are pairs of classes; any attribute of row r is (r * 7919) mod 1009."""
+    """Users hold three rows each; superclasses are pairs of classes."""
     rows = np.arange(len(labels))
     known = {"users": rows * 7919 % max(1, len(labels) // 3), "superclasses": np.arange(classes) // 2}
-    numbers = (rows * 7919 % 1009).astype(np.float64)
     generator = Streams(seed).generator(Purpose.PARTITION)
-    return drawn(name, labels, classes, clients, generator, attribute_of=lambda _: numbers, **known, **options)
+    return drawn(name, labels, classes, clients, generator, **known, **options)
 
 
 def counts_of(made: Partition, labels: np.ndarray, classes: int) -> np.ndarray:
@@ -61,7 +60,6 @@ SOME_DROPPED = [
     ("label-sorted", {"size": 4}),
     ("user", {}),
     ("user-groups", {"group": 2, "rest": "spread"}),
-    ("attribute", {"attribute": "age", "strictness": 0.5}),
     *(("astraea", {"variant": variant}) for variant in ("BAL1", "BAL2", "INS", "LTRF1", "LTRF2", "NORMAL")),
 ]
 
@@ -95,7 +93,7 @@ def test_no_row_is_in_two_clients_and_none_is_empty_or_the_reason_is_reported(
     try:
         made = draw(name, labels, classes, clients, seed, **options)
     except UserError as refusal:
-        words = ("client", "class", "for every row")
+        words = ("client", "class")
         assert any(word in str(refusal) for word in words) and "\n" not in str(refusal)
         return
     assert made.clients == clients and made.sizes.min() >= 1 and made.offsets[0] == 0
@@ -221,7 +219,6 @@ def test_users_are_clients_and_small_ones_can_be_left_out() -> None:
         ("pachinko", 30, {"size": 4}, "need 120, and there are 100"),
         ("astraea", 3, {"variant": "LTRF2", "skew": -1.0}, "--skew"),
         ("astraea", 3, {"variant": "BAL1", "total": 101}, "--total 101 is more than the 100"),
-        ("attribute", 3, {"attribute": "age", "strictness": 1.5}, "--strictness"),
     ],
 )
 def test_impossible_requests_are_rejected_in_a_sentence(name, clients, options, words) -> None:
@@ -234,7 +231,6 @@ def test_impossible_requests_are_rejected_in_a_sentence(name, clients, options, 
     [
         ("user", {}, "names its users"),
         ("pachinko", {}, "superclass"),
-        ("attribute", {"attribute": "x"}, "is read"),
     ],
 )
 def test_what_a_law_needs_of_the_data_set_is_reported(name, options, words) -> None:

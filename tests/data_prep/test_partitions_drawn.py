@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from statistics import NormalDist
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from data_prep.partitions.mixes import draw_in_turn, random_turns
-from fedmpi import UserError
 from fedmpi.common.streams import Purpose, Streams
 from tests.data_prep.command import drawn
 from tests.data_prep.test_partitions import counts_of, draw
@@ -193,34 +191,3 @@ def test_a_group_of_users_is_a_client(rest: str, sizes: list[int]) -> None:
     assert sum(map(len, held)) == len(set().union(*held)) and 0 not in set().union(*held)
     assert len(made.rows) == sum(user + 1 for user in set().union(*held)) == len(np.unique(made.rows))
     assert ("in no group" in " ".join(made.notes)) == (rest == "drop")
-
-
-def by_attribute(values: np.ndarray, clients: int, strictness: float) -> list[np.ndarray]:
-    """The values of every client."""
-    labels = np.zeros(len(values), np.int64)
-    generator = Streams(4).generator(Purpose.PARTITION)
-    options = {"attribute": "age", "strictness": strictness}
-    made = drawn("attribute", labels, 1, clients, generator, attribute_of=lambda _: values, **options)
-    assert np.ptp(made.sizes) <= 1 and len(np.unique(made.rows)) == len(values)
-    return [values[made.rows[a:b]] for a, b in zip(made.offsets, made.offsets[1:], strict=False)]
-
-
-@pytest.mark.parametrize("strictness", [0.0, 0.3, 0.5, 0.9])
-def test_strictness_says_how_much_of_the_attribute_separates_clients(strictness: float) -> None:
-    """The variance within clients is 1 - r^2 v of the whole, r = s / sqrt(s^2 + (1 - s)^2) the correlation of attribute
-    and order, v that of the means of N equal cells of a normal law. 40,000 rows: relative error 0.7 %, z = 5."""
-    values = 100 + 17 * np.random.default_rng(8).standard_normal(40_000)
-    parts = by_attribute(values, 50, strictness)
-    within = np.mean([part.var() * len(part) / (len(part) - 1) for part in parts]) / values.var()
-    normal = NormalDist()
-    edges = [-np.inf, *(normal.inv_cdf(k / 50) for k in range(1, 50)), np.inf]
-    density = [normal.pdf(edge) if np.isfinite(edge) else 0.0 for edge in edges]
-    v = np.mean([(50 * (a - b)) ** 2 for a, b in zip(density, density[1:], strict=False)])
-    squared = strictness**2 / (strictness**2 + (1 - strictness) ** 2)
-    assert abs(within - (1 - squared * v)) < Z * np.sqrt(2 / 40_000)
-
-
-def test_an_attribute_that_is_the_same_everywhere_or_not_finite_is_rejected() -> None:
-    for values, words in ((np.ones(9), "for every row"), (np.array([1.0, np.nan, 2.0]), "row 1 has no finite value")):
-        with pytest.raises(UserError, match=words):
-            by_attribute(values, 2, 0.5)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import data_prep.writer as writer
 from data_prep.holdout import balanced_rows, hold_out_validation
 from data_prep.partitions import Partition
-from data_prep.raw import RawDataset, measured
+from data_prep.raw import RawDataset, measure
 from data_prep.writer import write_shards
 from fedmpi import UserError
 from fedmpi.common.apportionment import offsets_of
@@ -31,8 +31,8 @@ ROWS, CLASSES = 500, 10
 IMAGES = np.random.default_rng(0).integers(0, 256, (ROWS, 1, 4, 4), dtype=np.uint8)
 LABELS = np.random.default_rng(1).integers(0, CLASSES, ROWS)
 RAW = RawDataset(
-    "pictures", "image", CLASSES, tuple("abcdefghij"), (1, 4, 4), "uint8", (0.5,), (0.3,), LABELS, None, None,
-    lambda rows: IMAGES[rows], IMAGES[:40], LABELS[:40], 2, "free", "nobody",
+    "pictures", "image", CLASSES, tuple("abcdefghij"), (1, 4, 4), "uint8", lambda rows: IMAGES[rows], LABELS,
+    np.arange(ROWS), np.arange(40), (0.5,), (0.3,), skipped=2,
 )  # fmt: skip
 
 
@@ -73,7 +73,7 @@ def test_the_stored_types_are_the_smallest_faithful_ones(tmp_path: Path) -> None
     with h5py.File(tmp_path / "out" / "train-00000.h5") as h5:
         assert (h5["x"].dtype, h5["y"].dtype, h5["class_counts"].dtype) == (np.uint8, np.uint8, np.uint8)
         assert h5["class_counts"][:].max() > 40 and all(h5[name].chunks is None for name in h5)
-    raw = replace(RAW, labels=np.zeros(ROWS, np.int64))
+    raw = replace(RAW, y=np.zeros(ROWS, np.int64))
     write_shards(raw, Partition(np.arange(ROWS), np.array([0, ROWS]), "given", {}), tmp_path / "big", 1, 0, "c")
     with h5py.File(tmp_path / "big" / "train-00000.h5") as h5:
         assert h5["class_counts"].dtype == np.uint16 and h5["class_counts"][0, 0] == ROWS
@@ -85,7 +85,7 @@ def test_user_names_words_and_further_arrays_are_stored_beside(tmp_path: Path) -
     vectors = np.random.default_rng(0).normal(size=(5, 8)).astype(np.float32)
     raw = replace(
         RAW, task="text", feature_shape=(3,), dtype="int32", mean=(), std=(), read=lambda rows: tokens[rows],
-        test_x=tokens[:40], users=np.arange(ROWS) % 50, user_names=names,
+        users=np.arange(ROWS) % 50, user_names=names,
         vocabulary=("<pad>", "<unk>", "été", "b", "c"), vectors=vectors, extras={"more": vectors[:2]},
     )  # fmt: skip
     made = drawn("user", LABELS, CLASSES, 20, Streams(0).generator(Purpose.PARTITION), raw.users)
@@ -133,34 +133,33 @@ def test_validation_samples_know_their_clients(tmp_path: Path) -> None:
 
 def test_normalization_is_that_of_the_rows_left_for_training(tmp_path: Path) -> None:
     vectors = np.random.default_rng(3).normal(5, 2, (ROWS, 6)).astype(np.float32)
-    raw = measured(
-        replace(
-            RAW, task="vector", feature_shape=(6,), dtype="float32", mean=(), std=(), read=lambda rows: vectors[rows],
-            test_x=vectors[:40],
-        )
+    raw = replace(
+        RAW, task="vector", feature_shape=(6,), dtype="float32", mean=(), std=(), read=lambda rows: vectors[rows],
+        fit=measure,
     )  # fmt: skip
-    assert raw.mean == pytest.approx(vectors.mean(0, dtype=float), abs=1e-12)
+    mean = raw.fitted().mean
+    assert mean == pytest.approx(vectors.mean(0, dtype=float), abs=1e-12)
     write_shards(raw, made_of(), tmp_path / "plain", 2, 0, "c")
-    assert open_store(tmp_path / "plain").description.mean == pytest.approx(raw.mean, abs=1e-12)
+    assert open_store(tmp_path / "plain").description.mean == pytest.approx(mean, abs=1e-12)
     write_shards(raw, made_of(), tmp_path / "out", 2, 0, "c", val_fraction=0.5)
     store = open_store(tmp_path / "out")
     left = np.concatenate([store.client(client)[0] for client in range(store.clients)]).astype(float)
     assert store.description.mean == pytest.approx(left.mean(0), abs=1e-12)
-    assert store.description.std == pytest.approx(left.std(0), abs=1e-9) and store.description.mean != raw.mean
+    assert store.description.std == pytest.approx(left.std(0), abs=1e-9) and store.description.mean != mean
 
 
 def test_a_balanced_test_part_has_equal_class_totals(tmp_path: Path) -> None:
     assert balanced_rows(np.array([0, 1, 1, 1, 0, 3]), 4).tolist() == [0, 1, 5]
     made = made_of("astraea", 10, variant="LTRF2")  # type: ignore[arg-type]
-    write_shards(replace(RAW, test_x=IMAGES, test_y=LABELS), made, tmp_path / "out", 2, 0, "c")
+    write_shards(replace(RAW, test=np.arange(ROWS)), made, tmp_path / "out", 2, 0, "c")
     totals = np.bincount(open_store(tmp_path / "out").test()[1], minlength=CLASSES)
     assert np.ptp(totals) == 0 and totals[0] == np.bincount(LABELS).min()
     fewer = made_of("astraea", 10, variant="LTRF2", test_total=2 * CLASSES)  # type: ignore[arg-type]
-    write_shards(replace(RAW, test_x=IMAGES, test_y=LABELS), fewer, tmp_path / "fewer", 2, 0, "c")
+    write_shards(replace(RAW, test=np.arange(ROWS)), fewer, tmp_path / "fewer", 2, 0, "c")
     assert np.bincount(open_store(tmp_path / "fewer").test()[1]).tolist() == [2] * CLASSES
 
 
-def test_an_interrupted_preparation_leaves_no_manifest_and_can_be_repeated(tmp_path: Path) -> None:
+def test_a_preparation_that_fails_leaves_nothing_and_can_be_repeated(tmp_path: Path) -> None:
     out, calls = tmp_path / "out", 0
 
     def failing(rows: np.ndarray) -> np.ndarray:
@@ -172,10 +171,11 @@ def test_an_interrupted_preparation_leaves_no_manifest_and_can_be_repeated(tmp_p
 
     with pytest.raises(KeyboardInterrupt):
         write_shards(replace(RAW, read=failing), made_of(), out, 4, 0, "c")
-    assert {path.name for path in out.iterdir()} == {PREPARING, "train-00000.h5", "train-00001.h5"}
+    assert not list(out.iterdir())
+    (out / PREPARING).touch()
+    (out / "train-00002.h5").write_bytes(b"left by a process that was killed")
     with pytest.raises(UserError, match="interrupted"):
         open_store(out)
-    (out / ".train-00002.h5.partial").write_bytes(b"left by a process that was killed")
     write_shards(RAW, made_of(), out, 2, 0, "c")
     assert set(digests(out)) == {MANIFEST, "test.h5", "train-00000.h5", "train-00001.h5"}
     assert open_store(out, verify=True).samples == ROWS
@@ -223,7 +223,7 @@ def test_a_folder_with_something_else_is_never_touched(tmp_path: Path) -> None:
     [
         (RAW, {"shards": 0}, "--shards"),
         (RAW, {"val_fraction": 1.0}, "--val"),
-        (replace(RAW, test_y=np.full(40, 10)), {}, "test labels from 10 to 10"),
+        (replace(RAW, y=LABELS + 1), {}, "training targets .* 10, none of the 10 classes"),
         (replace(RAW, task="text"), {}, "vocabulary"),
     ],
 )

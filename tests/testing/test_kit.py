@@ -76,9 +76,8 @@ def raw(**changes: Any) -> RawDataset:
     x = np.arange(80, dtype=np.float32).reshape(40, 2)
     given = {
         **{"name": "raw", "task": "vector", "classes": 3, "class_names": ("a", "b", "c"), "feature_shape": (2,)},
-        **{"dtype": "float32", "mean": (0.0,), "std": (1.0,), "labels": labels, "users": None, "user_names": None},
-        **{"read": lambda rows: x[rows], "test_x": x[:9], "test_y": labels[:9], "skipped": 0},
-        **{"licence": "", "citation": ""},
+        **{"dtype": "float32", "mean": (0.0,), "std": (1.0,), "read": lambda rows: x[rows], "y": labels},
+        **{"train": np.arange(40), "test": np.arange(9)},
     }
     return RawDataset(**given | changes)
 
@@ -221,7 +220,7 @@ BAD = [
     ),
     ("local optimizer", bad_parts.Accumulating, "same steps from the same gradients", "two different results"),
     ("local optimizer", bad_parts.Jumping, GLOBAL, "of torch"),
-    ("data set", lambda: raw(labels=1 + np.arange(40) % 3), "features and labels as stated", "none of the 3 classes"),
+    ("data set", lambda: raw(y=1 + np.arange(40) % 3), "features and labels as stated", "none of the 3 classes"),
     ("data set", lambda: raw(feature_shape=(3,)), "features and labels as stated", "is stated"),
     (
         "data set",

@@ -5,16 +5,15 @@ train/*.json and test/*.json, and the folder img_align_celeba.
 """
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from data_prep.formats.files import stored
 from data_prep.formats.images import ImageForm, reader_of
 from data_prep.formats.leaf import leaf_files, leaf_users
+from data_prep.raw import RawDataset, measure
 
 
-def read(raw: Path, *, size: int = 84) -> dict[str, Any]:
+def read(raw: Path, *, size: int = 84) -> RawDataset:
     """Faces in color, resized; the celebrity is the natural client.
 
     Parameters
@@ -23,14 +22,27 @@ def read(raw: Path, *, size: int = 84) -> dict[str, Any]:
         Width and height in pixels, 84 as LEAF's model reads them.
     """
     pictures = {path.name: path for path in raw.rglob("img_align_celeba/*")}
-    found: dict[str, Any] = {}
-    for files, part in zip(leaf_files(raw, "LEAF's files and img_align_celeba"), ("", "_test"), strict=True):
-        users = [user for path in files for user in leaf_users(path, "celebrity")]
-        paths = [pictures[name] for _, names, _ in users for name in names]
-        labels = np.array([label for _, _, labels in users for label in labels], np.int64)
-        form = ImageForm(3, size, size, resize=True)
-        found[f"x{part}"] = stored(reader_of(paths, form), np.arange(len(paths)), form.shape, np.uint8)
-        found[f"y{part}"] = labels
-        if not part:
-            found["user"] = np.array([name for name, names, _ in users for _ in names])
-    return found
+    paths, labels, celebrities, ends = [], [], [], []
+    for files in leaf_files(raw, "LEAF's files and img_align_celeba"):
+        for name, names, smiles in (user for path in files for user in leaf_users(path, "celebrity")):
+            paths += [pictures[picture] for picture in names]
+            labels += smiles
+            celebrities += [name] * len(names)
+        ends.append(len(paths))
+    names, users = np.unique(celebrities, return_inverse=True)
+    rows = np.arange(len(paths))
+    return RawDataset(
+        name="celeba",
+        task="image",
+        classes=2,
+        class_names=("not smiling", "smiling"),
+        feature_shape=(3, size, size),
+        dtype="uint8",
+        read=reader_of(paths, ImageForm(3, size, size, resize=True)),
+        y=np.array(labels, np.int64),
+        train=rows[: ends[0]],
+        test=rows[ends[0] :],
+        users=users,
+        user_names=tuple(names.tolist()),
+        fit=measure,
+    )

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.formats.leaf import tff_clients
-from data_prep.raw import RawDataset
+from data_prep.raw import RawDataset, rows_of
 
 
 def read(raw: Path) -> RawDataset:
@@ -20,9 +20,10 @@ def read(raw: Path) -> RawDataset:
         x = np.concatenate([arrays["image"] for _, arrays in clients]).transpose(0, 3, 1, 2)
         y = np.concatenate([arrays["label"] for _, arrays in clients]).astype(np.int64)
         superclasses[y] = np.concatenate([arrays["coarse_label"] for _, arrays in clients])
-        users = np.repeat(np.arange(len(clients)), [len(arrays["label"]) for _, arrays in clients])
-        parts.append((x, y, users, tuple(name for name, _ in clients)))
-    (x, y, users, names), (test_x, test_y, _, _) = parts
+        parts.append((x, y, np.repeat([name for name, _ in clients], [len(one["label"]) for _, one in clients])))
+    x, y, clients = zip(*parts, strict=True)
+    names, users = np.unique(np.concatenate(clients), return_inverse=True)
+    rows = np.arange(len(users))
     return RawDataset(
         name="fed-cifar100",
         task="image",
@@ -30,15 +31,14 @@ def read(raw: Path) -> RawDataset:
         class_names=tuple(map(str, range(100))),
         feature_shape=(3, 32, 32),
         dtype="uint8",
+        read=rows_of(*x),
+        y=np.concatenate(y),
+        train=rows[: len(y[0])],
+        test=rows[len(y[0]) :],
         mean=(0.5071, 0.4865, 0.4409),
         std=(0.2673, 0.2564, 0.2762),
-        labels=y,
         users=users,
-        user_names=names,
-        read=lambda rows: x[rows],
-        test_x=test_x,
-        test_y=test_y,
-        skipped=0,
+        user_names=tuple(names.tolist()),
         licence="no formal licence; cite the technical report",
         citation="A. Krizhevsky, Learning multiple layers of features from tiny images, 2009",
         superclasses=superclasses,

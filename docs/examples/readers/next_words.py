@@ -11,6 +11,7 @@ memory: read some of the users of Stack Overflow (`--readers N`).
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -117,9 +118,8 @@ def tags(raw: Path, *, words: int = 100, known: int = 10_000, tagged: int = 500,
     kept = sorted(counts, key=lambda tag: (-counts[tag], tag))[:tagged]
     train, test = ([(author, text, [None] * 0) for author, text, _ in rows[part]] for part in rows)
     data = _sequences("stackoverflow-tags", train, test, words, known)
-    flags = [np.array([[tag in named for tag in kept] for _, _, named in rows[part]], np.uint8) for part in rows]
-    facts = {"classes": len(kept), "class_names": tuple(kept), "targets": "multilabel", "target_shape": (len(kept),)}
-    return _changed(data, test_y=flags[1], read_targets=lambda index: flags[0][index], **facts)
+    flags = np.array([[tag in named for tag in kept] for _, _, named in (*rows["train"], *rows["test"])], np.uint8)
+    return replace(data, y=flags, classes=len(kept), class_names=tuple(kept), targets="multilabel")
 
 
 def _clients(path: Path, fields: tuple[str, ...], readers: int) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -141,7 +141,8 @@ def _sequences(name: str, train: list[Row], test: list[Row], length: int, known:
     for row, (_, x, y) in enumerate((*train, *test)):
         ids[row, 0, : len(x)] = [code.get(word, 1) for word in x]
         ids[row, 1, : len(y)] = [-1 if word is None else code.get(word, 1) for word in y]
-    names, users = np.unique([user for user, _, _ in train], return_inverse=True)
+    names, users = np.unique([user for user, _, _ in (*train, *test)], return_inverse=True)
+    rows = np.arange(len(ids))
     return RawDataset(
         name=name,
         task="text",
@@ -149,23 +150,14 @@ def _sequences(name: str, train: list[Row], test: list[Row], length: int, known:
         class_names=(),
         feature_shape=(length,),
         dtype="int32",
-        mean=(),
-        std=(),
-        labels=np.zeros(len(train), np.int64),
+        read=lambda index: ids[index, 0],
+        y=ids[:, 1],
+        train=rows[: len(train)],
+        test=rows[len(train) :],
         users=users,
         user_names=tuple(names.tolist()),
-        read=lambda rows: ids[rows, 0],
-        test_x=ids[len(train) :, 0],
-        test_y=ids[len(train) :, 1],
-        skipped=0,
         licence="Stack Overflow: CC BY-SA 3.0; Shakespeare: public domain; Reddit: its terms",
         citation="S. Reddi et al., Adaptive federated optimization, 2021; S. Caldas et al., LEAF, 2018",
         vocabulary=vocabulary,
         targets="tokens",
-        target_shape=(length,),
-        read_targets=lambda rows: ids[rows, 1],
     )
-
-
-def _changed(data: RawDataset, **facts: Any) -> RawDataset:
-    return RawDataset(**{**vars(data), **facts})

@@ -1,0 +1,638 @@
+"""Tables and arrays of users, through the commands: roles of columns, kinds of samples and targets, the test part."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from pyarrow import parquet as pq
+
+from data_prep.holdout import train_test_groups
+from fedmpi.data.opening import open_store
+from tests.data_prep.command import main
+
+RNG = np.random.default_rng(36)
+ROWS = 60
+COUNT, SHUFFLED = np.arange(ROWS), np.random.default_rng(1).permutation(ROWS)
+A, B, Y = RNG.random(ROWS), RNG.random(ROWS) * 1e6, COUNT % 3
+X, IDS = np.stack([A, B], 1), RNG.integers(0, 9, (ROWS, 4))
+WORDS = [f"word{row} of a text" for row in range(ROWS)]
+Table = dict[str, Any]
+Prepared = Callable[..., Any]
+
+
+@pytest.fixture
+def prepared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Prepared:
+    """Prepare a file for two clients: the store and the manifest, or, of exit code 2, the one sentence on stderr."""
+
+    def prepare(raw: Path, *words: str) -> Any:
+        data_set = "parquet" if raw.suffix in (".parquet", ".arrow") else "arrays"
+        laws = [] if "--partition" in words else ["--partition", "iid", "--clients", "2"]
+        code = main([data_set, "--raw", str(raw), *laws, *words, "--out", str(tmp_path / "out"), "--overwrite"])
+        said = capsys.readouterr()
+        if code == 2:
+            assert said.err.startswith("error: ") and said.err.count("\n") == 1 and "ClientArrays" not in said.err
+            return said.err
+        assert code == 0, said.err
+        manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+        return open_store(tmp_path / "out"), manifest
+
+    return prepare
+
+
+def training(store: Any) -> tuple[np.ndarray, np.ndarray]:
+    return store.rows(np.arange(store.samples))
+
+
+def everything(store: Any) -> tuple[np.ndarray, np.ndarray]:
+    """All samples and targets, training and test."""
+    x, y = training(store)
+    return np.concatenate([x, store.test()[0]]), np.concatenate([y, store.test()[1]])
+
+
+def csv(path: Path, columns: Table, delimiter: str = ",", encoding: str = "utf-8") -> Path:
+    rows = [delimiter.join(columns), *(delimiter.join(map(str, row)) for row in zip(*columns.values(), strict=True))]
+    path.write_bytes(("\n".join(rows) + "\n").encode(encoding))
+    return path
+
+
+def npz(path: Path, columns: Table) -> Path:
+    features = [np.asarray(values) for name, values in columns.items() if name != "label"]
+    np.savez(path, x=np.stack(features, axis=1), y=columns["label"])
+    return path
+
+
+def parquet(path: Path, columns: Table, index: Any = None) -> Path:
+    pd.DataFrame(columns, index=index).to_parquet(path)
+    return path
+
+
+def unused(manifest: dict[str, Any]) -> dict[str, str]:
+    return dict(manifest.get("understood", {}).get("unused", []))
+
+
+# Roles of columns
+
+
+@pytest.mark.parametrize(("write", "words"), [(csv, ("--val", "0.2")), (csv, ()), (npz, ()), (parquet, ())])
+def test_each_column_has_its_own_scale(tmp_path: Path, prepared: Prepared, write: Any, words: tuple[str, ...]) -> None:
+    """Mean and standard deviation of each column of the training samples; a constant column is only shifted."""
+    columns = {"small": A, "large": B, "offset": 1e3 + A, "same": np.full(ROWS, 0.1), "tiny": A * 1e-12, "label": Y}
+    ending = "npz" if write is npz else write.__name__
+    store, manifest = prepared(write(tmp_path / f"t.{ending}", columns), *words)
+    x = np.asarray(training(store)[0], np.float64)
+    np.testing.assert_allclose(store.description.mean, x.mean(0), rtol=1e-6)
+    np.testing.assert_allclose(store.description.std, np.where(x.std(0) == 0, 1, x.std(0)), rtol=1e-5)
+    if write is not npz:
+        assert manifest["understood"]["sample"] == "5 numbers: small, large, offset, same, tiny"
+        assert manifest["understood"]["target"] == "column label"
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("Unnamed: 0", SHUFFLED),
+        ("", [f"row {row}" for row in range(ROWS)]),
+        ("__index_level_0__", SHUFFLED),
+        ("n", COUNT + 1),
+        ("patient_id", [f"p{row}" for row in SHUFFLED]),
+        ("PassengerId", SHUFFLED * 3),
+        ("empty", [""] * ROWS),
+    ],
+)
+def test_indexes_and_identifiers_are_not_used(tmp_path: Path, prepared: Prepared, name: str, values: Any) -> None:
+    raw = csv(tmp_path / "t.csv", {name: values, "a": A, "label": Y})
+    store, manifest = prepared(raw)
+    assert store.description.feature_shape == (1,) and list(unused(manifest)) == [name or "Unnamed: 0"]
+    if isinstance(values, np.ndarray):  # the choice is the user's
+        store, manifest = prepared(raw, "--features", f"{name},a")
+        assert store.description.feature_shape == (2,) and not unused(manifest)
+
+
+def test_other_columns_are_used(tmp_path: Path, prepared: Prepared) -> None:
+    columns = {"acid": SHUFFLED, "age": SHUFFLED, "grid": A, "house_id": COUNT // 2, "yes": Y == 1, "label": Y}
+    for write in (csv, parquet):
+        store, manifest = prepared(write(tmp_path / f"t.{write.__name__}", columns))
+        assert store.description.feature_shape == (5,) and not unused(manifest)
+        assert set(everything(store)[0][:, 4]) == {0, 1}
+    store, _ = prepared(parquet(tmp_path / "t.parquet", {"a": A, "label": Y}, pd.Index(SHUFFLED, name="key")))
+    assert store.description.feature_shape == (1,)  # the index is no column
+
+
+def test_user_label_features_and_split_name_columns(tmp_path: Path, prepared: Prepared) -> None:
+    who = [f"w{row % 4}" for row in range(ROWS)]
+    raw = csv(tmp_path / "t.csv", {"kind": Y, "who": who, "a": A, "b": B, "site": COUNT // 6})
+    words = ["--label", "kind", "--user", "who", "--features", "b", "--partition", "user", "--split", "site"]
+    store, manifest = prepared(raw, *words)
+    assert store.clients == 4 and store.description.feature_shape == (1,) and len(store.test()[1]) == 12
+    assert set(unused(manifest)) == {"a", "site"} and manifest["class_names"] == ["0", "1", "2"]
+    for flag, column in (("--label", "x"), ("--user", "y"), ("--features", "z"), ("--split", "q")):
+        assert f"no column {column!r}" in prepared(raw, *["--label", "kind", flag, column])
+    assert "'kind' is the label column" in prepared(raw, "--label", "kind", "--features", "kind,a")
+
+
+@pytest.mark.parametrize("write", [csv, parquet])
+def test_a_sample_is_made_of_one_kind(tmp_path: Path, prepared: Prepared, write: Any) -> None:
+    raw = write(tmp_path / f"t.{write.__name__}", {"t": WORDS, "a": A, "b": B, "label": Y})
+    said = prepared(raw)
+    assert "columns of text (t)" in said and "of numbers (a,b)" in said
+    assert prepared(raw, "--features", "a,b")[0].description.feature_shape == (2,)
+    for words in (("--features", "t"), ("--task", "text")):
+        store, manifest = prepared(raw, *words)
+        assert store.description.task == "text" and set(unused(manifest)) == {"a", "b"}
+    assert prepared(raw, "--task", "vector")[0].description.task == "vector"
+    assert "Name one column of images" in prepared(raw, "--features", "t,a")
+    raw = write(raw, {"file": [f"x/{row}.PNG" for row in range(ROWS)], "label": Y})
+    assert "--task image" in prepared(raw) and prepared(raw, "--task", "text")[0].description.task == "text"
+
+
+def test_a_column_is_of_numbers_if_most_of_its_cells_are(tmp_path: Path, prepared: Prepared) -> None:
+    for words, task in ((27, "vector"), (33, "text")):
+        cells = [f"word{row}" if row < words else row / 7 for row in range(ROWS)]
+        store, manifest = prepared(csv(tmp_path / "t.csv", {"a": cells, "label": Y}))
+        assert store.description.task == task and manifest["skipped"] == (words if task == "vector" else 0)
+
+
+@pytest.mark.parametrize("write", [csv, parquet, npz])
+@pytest.mark.parametrize("values", [1.7e9 + COUNT * 1.5, 1e15 + A])
+def test_numbers_beyond_float32_are_rejected(tmp_path: Path, prepared: Prepared, write: Any, values: Any) -> None:
+    ending = "npz" if write is npz else write.__name__
+    assert "too little for float32" in prepared(write(tmp_path / f"t.{ending}", {"a": A, "t": values, "label": Y}))
+
+
+# CSV
+
+
+@pytest.mark.parametrize("mark", ["", " ", "?", "NA", "null", "None", "<NA>", "nan"])
+def test_marks_of_missing_values_are_missing(tmp_path: Path, prepared: Prepared, mark: str) -> None:
+    labels = [mark if row in (3, 4) else f"c{row % 3}" for row in range(ROWS)]
+    said = prepared(csv(tmp_path / "t.csv", {"a": A, "label": labels}))
+    assert "2 of 60 samples have no label" in said and ", line 5" in said
+    held = [mark if row == 7 else value for row, value in enumerate(A)]
+    store, manifest = prepared(csv(tmp_path / "t.csv", {"a": held, "b": B, "label": Y}))
+    assert manifest["skipped"] == 1 and store.samples + len(store.test()[1]) == ROWS - 1
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16", "utf-8-sig"])
+def test_texts_are_utf_8_or_of_the_encoding_that_is_given(tmp_path: Path, prepared: Prepared, encoding: str) -> None:
+    labels = [("été", "hiver")[row % 2] for row in range(ROWS)]
+    raw = csv(tmp_path / "t.csv", {"label": labels, "a": A}, encoding=encoding)
+    if encoding != "utf-8-sig":
+        assert "--encoding" in prepared(raw)
+    given = () if encoding == "utf-8-sig" else ("--encoding", encoding)
+    assert set(prepared(raw, *given)[1]["class_names"]) == {"été", "hiver"}
+    assert "'klingon' is unknown" in prepared(raw, "--encoding", "klingon")
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+def test_separators_are_detected(tmp_path: Path, prepared: Prepared, delimiter: str) -> None:
+    labels = ["a, b", "c"] if delimiter != "," else ["a;b", "c"]
+    columns = {"a": A, "b": B, "label": [labels[row % 2] for row in range(ROWS)]}
+    raw = csv(tmp_path / "t.csv", columns, delimiter)
+    store, manifest = prepared(raw.rename(tmp_path / "t.csv.gz"))  # gzip is known by its content
+    assert store.description.feature_shape == (2,) and manifest["class_names"] == sorted(labels)
+    assert any("separated by" in note for note in manifest["notes"]) == (delimiter != ",")
+
+
+def test_separators_can_be_given_and_semicolons_allow_decimal_commas(tmp_path: Path, prepared: Prepared) -> None:
+    raw = csv(tmp_path / "t.csv", {"a": A, "label": Y}, delimiter=" ")
+    assert "--delimiter" in prepared(raw) and "'ab' is not possible" in prepared(raw, "--delimiter", "ab")
+    raw.write_text(raw.read_text().replace(" ", "   "))
+    assert prepared(raw, "--delimiter", "space")[0].samples == ROWS * 4 // 5
+    cells = [f"{value:.4f}".replace(".", ",") for value in A]
+    raw = csv(tmp_path / "t.csv", {"a": cells, "b": A, "label": cells}, delimiter=";")
+    assert "is a number to be predicted" in prepared(raw)
+    x, y = everything(prepared(raw, "--targets", "regression")[0])
+    np.testing.assert_allclose(sorted(y), sorted(A), atol=1e-4)
+    np.testing.assert_allclose(x[:, 0], x[:, 1], atol=1e-4)
+
+
+def test_rows_that_are_left_out_take_their_labels_along(tmp_path: Path, prepared: Prepared) -> None:
+    rows = [f"{row * 2},c{row % 2},u{row % 3}" for row in range(500)]
+    rows[4::50] = ["oops,c0,u0"] * 10
+    rows[7::50] = ["1,c0"] * 10
+    rows[9::50] = [""] * 10
+    (tmp_path / "t.csv").write_text("\n".join(["a,label,user", *rows]) + "\n")
+    store, manifest = prepared(tmp_path / "t.csv", "--partition", "user")
+    x, y = everything(store)
+    assert manifest["skipped"] == 20 and len(x) == 470 and store.clients == 3
+    np.testing.assert_array_equal(x[:, 0] / 2 % 2, y)
+    assert all(set(store.client(client)[0][:, 0] / 2 % 3) == {client} for client in range(3))
+    assert "line 9: 2 fields where the header names 3" in prepared(tmp_path / "t.csv", "--strict")
+
+
+@pytest.mark.parametrize(
+    ("cells", "classes"),
+    [
+        (["10", "9", "1"], ["1", "9", "10"]),
+        (["1.0", "2.0", "10.0"], ["1", "2", "10"]),
+        (["b", "10", "9"], ["10", "9", "b"]),
+        (["True", "False"], ["False", "True"]),
+        (["1000000000000000001", "1000000000000000002"], ["1000000000000000001", "1000000000000000002"]),
+    ],
+)
+@pytest.mark.parametrize("name", ["t.csv", "t.npz"])
+def test_classes_are_numbers_or_texts(
+    tmp_path: Path, prepared: Prepared, cells: list[str], classes: list[str], name: str
+) -> None:
+    labels = np.array([cells[row % len(cells)] for row in range(ROWS)])
+    raw = (csv if name == "t.csv" else npz)(tmp_path / name, {"a": A, "label": labels})
+    store, manifest = prepared(raw)
+    assert manifest["class_names"] == classes
+    found = dict(zip(everything(store)[0][:, 0].tolist(), everything(store)[1].tolist(), strict=True))
+    shown = {"1.0": "1", "2.0": "2", "10.0": "10"}
+    assert all(classes[found[np.float32(A[row])]] == shown.get(label, label) for row, label in enumerate(labels))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("t.csv", b"", "is empty"),
+        ("t.csv", b"a,label\n", "holds no readable row"),
+        ("t.csv", b"5.1,3.5,Iris-setosa\n4.9,3.0,Iris-virginica\n", "Does the file begin with a header?"),
+        ("t.csv", b"a,b,label\n1,2\n3\n", "line 2: 2 fields where the header names 3"),
+        ("t.csv", b"a,b,label\nNA,2,x\n1,NA,y\n", "line 2: no finite number in column 'a'"),
+        ("t.csv", b"a,a,label\n1,2,0\n", "names several columns 'a'"),
+        ("t.csv", b"PAR1\xff" + b"\0" * 40, "is not UTF-8 text"),
+        ("t.csv", b"a,label\r1,0\r2,1\r", "line feed"),
+        ("t.xlsx", b"PK", "an unsupported format"),
+        ("t.npz", b"no zip at all", "is not a readable .npz file"),
+        ("t.parquet", b"PAR1 no more", "cannot be read"),
+        ("t.csv", gzip.compress(b"a,label\n" + b"1,2\n" * 999)[:-9], "damaged or cut short"),
+    ],
+)
+def test_files_that_cannot_be_read_say_why(
+    tmp_path: Path, prepared: Prepared, name: str, content: bytes, sentence: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert sentence in prepared(tmp_path / name)
+
+
+def test_a_folder_of_csv_files_has_its_parts_by_name(tmp_path: Path, prepared: Prepared) -> None:
+    (tmp_path / "raw").mkdir()
+    for part, rows in (("train", slice(0, 40)), ("validation", slice(40, 60))):
+        csv(tmp_path / "raw" / f"{part}.csv", {"a": A[rows], "label": Y[rows]})
+    (tmp_path / "raw" / "README.txt").write_text("About these data\n")
+    store, manifest = prepared(tmp_path / "raw")
+    assert store.samples == 40 and len(store.test()[1]) == 20
+    assert any("README.txt is not used" in note for note in manifest["notes"])
+    csv(tmp_path / "raw" / "test.csv", {"a": A[:5], "label": Y[:5]})
+    store, manifest = prepared(tmp_path / "raw")
+    assert len(store.test()[1]) == 5 and any("1 files of a validation part" in note for note in manifest["notes"])
+    csv(tmp_path / "raw" / "test.csv", {"b": A, "label": Y})
+    assert "Name one file" in prepared(tmp_path / "raw")
+
+
+# Parquet and Arrow
+
+
+def hugging_face(path: Path, columns: Table, names: list[str] | None = None) -> Path:
+    """Write a table with names of classes as Hugging Face's datasets keep them in the schema."""
+    made = pa.table(columns)
+    if names is not None:
+        features = {"label": {"names": names, "_type": "ClassLabel"}}
+        made = made.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    if path.suffix == ".parquet":
+        pq.write_table(made, path)
+    else:
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, made.schema) as writer:
+            writer.write_table(made)
+    return path
+
+
+@pytest.mark.parametrize("ending", ["parquet", "arrow"])
+def test_class_names_of_hugging_face_are_kept(tmp_path: Path, prepared: Prepared, ending: str) -> None:
+    names = ["cat", "dog", "eel", "fox"]
+    raw = hugging_face(tmp_path / f"t.{ending}", {"x": A, "label": Y}, names)
+    store, manifest = prepared(raw)
+    assert manifest["class_names"] == names and store.description.classes == 4
+    assert sorted(everything(store)[1]) == sorted(Y)
+    assert "no label" in prepared(hugging_face(raw, {"x": A, "label": Y - 1}, names))  # -1 marks unlabeled rows
+    assert "beyond its 2 names" in prepared(hugging_face(raw, {"x": A, "label": Y}, names[:2]))
+    (tmp_path / "d").mkdir()
+    for part, held in (("train", names), ("test", names[::-1])):
+        hugging_face(tmp_path / "d" / f"{part}.{ending}", {"x": A, "label": Y}, held)
+    assert "names its classes differently" in prepared(tmp_path / "d")
+
+
+def test_dictionaries_are_the_values_that_they_represent(tmp_path: Path, prepared: Prepared) -> None:
+    """pandas writes its categories as dictionaries; those of two parts may differ, or one part may have none."""
+    said = pa.array(["good day", "bad day"] * 5)
+    coded = said.dictionary_encode()
+    for part, values in enumerate((coded, said, coded.cast(pa.dictionary(pa.int8(), pa.string())))):
+        columns = {"t": values, "label": pa.array([0, 1] * 5).dictionary_encode(), "user": values}
+        hugging_face(tmp_path / f"train-{part}.parquet", columns)
+    store, _ = prepared(tmp_path, "--partition", "user")
+    assert store.description.task == "text" and set(store.vocabulary[2:]) == {"good", "bad", "day"}
+    assert store.client_ids.tolist() == ["bad day", "good day"] and store.description.classes == 2
+
+
+def test_lists_are_vectors_or_series_of_one_shape(tmp_path: Path, prepared: Prepared) -> None:
+    series = RNG.normal(size=(ROWS, 5, 2)) * [1, 1000]
+    raw = parquet(tmp_path / "t.parquet", {"w": [s.tolist() for s in series], "label": Y})
+    store, manifest = prepared(raw)
+    assert store.description.feature_shape == (5, 2) and len(store.description.mean) == 2
+    np.testing.assert_allclose(sorted(everything(store)[0][:, 0, 1]), sorted(series[:, 0, 1].astype(np.float32)))
+    assert "5 x 2" in manifest["understood"]["sample"]
+    store, _ = prepared(parquet(raw, {"a": A, "w": X.tolist(), "label": Y}))
+    np.testing.assert_array_equal(np.sort(everything(store)[0], 0), np.sort(np.c_[A, X].astype(np.float32), 0))
+    for lists in (
+        [[[1.0, 2.0]] * (3 + row % 5) for row in range(ROWS)],
+        [[[1.0, 2.0], [1.0]] for _ in range(ROWS)],
+        [[1.0] * (1 + row % 7) for row in range(ROWS)],
+    ):
+        assert "column 'w' differ in shape" in prepared(parquet(raw, {"w": lists, "label": Y}))
+    odd = [[1.0, 2.0, 3.0][: 3 - (row == 5)] for row in range(ROWS)]
+    store, manifest = prepared(parquet(raw, {"w": odd, "label": Y}))
+    assert store.description.feature_shape == (3,) and manifest["skipped"] == 1
+
+
+def test_lists_of_token_ids_are_padded_and_their_targets_are_lists_of_one_length(
+    tmp_path: Path, prepared: Prepared
+) -> None:
+    x = [list(range(1, 2 + row % 4)) for row in range(20)]
+    y = [(row[1:] + [-1] * 4)[:4] for row in x]
+    raw = hugging_face(tmp_path / "t.parquet", {"input_ids": x, "mask": x, "labels": y})
+    words = ("--label", "labels", "--task", "text")
+    store, _ = prepared(raw, *words, "--features", "input_ids")
+    assert (store.description.targets, store.description.target_shape, store.description.classes) == ("tokens", (4,), 5)
+    rows = {(tuple(ids), tuple(after)) for ids, after in zip(*(v.tolist() for v in everything(store)), strict=True)}
+    assert rows == {(tuple(row + [0] * (4 - len(row))), tuple(after)) for row, after in zip(x, y, strict=True)}
+    short, _ = prepared(raw, *words, "--features", "input_ids", "--length", "2")
+    assert short.description.feature_shape == (2,)
+    assert "Name one column of images, of token ids" in prepared(raw, *words)
+
+
+@pytest.mark.parametrize("form", ["paths", "structs", "bytes"])
+def test_images_of_tables_are_read_when_they_are_written(tmp_path: Path, prepared: Prepared, form: str) -> None:
+    (tmp_path / "data" / "pictures").mkdir(parents=True)
+    paths = [tmp_path / "data" / "pictures" / f"{row}.png" for row in range(10)]
+    for row, path in enumerate(paths):
+        Image.fromarray(np.full((5, 4), 20 * row, np.uint8)).save(path)
+    held: list[Any] = [*(f"pictures/{path.name}" for path in paths), "pictures/gone.png", ""]
+    if form == "structs":
+        held = [{"bytes": None, "path": path} for path in held]
+    elif form == "bytes":
+        held = [*(path.read_bytes() for path in paths), b"no image", None]
+    raw = hugging_face(tmp_path / "data" / "t.parquet", {"image": held, "label": [row % 2 for row in range(12)]})
+    store, manifest = prepared(raw.parent, *(["--task", "image"] if form == "paths" else []))
+    assert store.description.feature_shape == (1, 5, 4) and manifest["skipped"] == 2
+    assert {int(pixels.flat[0]) for pixels in everything(store)[0]} == {20 * row for row in range(10)}
+
+
+@pytest.mark.parametrize(
+    ("columns", "words", "message"),
+    [
+        ({"x": [float("nan")], "label": [0]}, "", "x: it has no value"),
+        ({"x": [1.0], "a": ["b"], "c": [1]}, "--label a,c", "Targets that are no classes must be numbers"),
+        ({"x": [1.0], "a": [[1.0]], "c": [1]}, "--label a,c", "holds no labels"),
+        ({"x": ["a"] * 9, "label": [[1, 2]] * 9}, "", "need samples of token ids"),
+        ({"x": [1.0] * 9, "label": [[1, -5]] * 9}, "", "-5, none of the"),
+        ({"x": [[0.5]] * 9, "label": [0] * 9}, "--task text", "no token ids"),
+        ({"x": [1.0] * 9, "label": [[1.0, float("inf")]] * 9}, "", "no number of single precision"),
+        ({"x": [1.0] * 9, "label": [0.5] * 9}, "", "row 0) is a number to be predicted"),
+        ({"x": [1.0] * 9, "label": [None, *range(8)]}, "", "1 of 9 samples have no label"),
+    ],
+)
+def test_columns_that_do_not_fit_are_rejected(
+    tmp_path: Path, prepared: Prepared, columns: Any, words: str, message: str
+) -> None:
+    assert message in prepared(hugging_face(tmp_path / "t.parquet", columns), *words.split())
+
+
+# Targets that are no classes
+
+TARGETS = {"a": A, "b": B, "rain": COUNT / 4, "wind": COUNT * 3, "wet": COUNT % 2, "dry": COUNT % 3 // 2, "t": WORDS}
+
+
+@pytest.mark.parametrize("write", [csv, parquet])
+@pytest.mark.parametrize(
+    ("words", "kind", "expected"),
+    [
+        ("rain,wind", "regression", [COUNT / 4, COUNT * 3]),
+        ("wet,dry --targets multilabel", "multilabel", [COUNT % 2, COUNT % 3 // 2]),
+        ("rain --targets regression", "regression", [COUNT / 4]),
+    ],
+)
+def test_targets_of_tables_are_what_they_look_like_or_what_is_said(
+    tmp_path: Path, prepared: Prepared, write: Any, words: str, kind: str, expected: Any
+) -> None:
+    raw = write(tmp_path / f"t.{write.__name__}", TARGETS)
+    store, manifest = prepared(raw, "--features", "a,b", "--label", *words.split())
+    x, y = everything(store)
+    assert store.description.targets == kind
+    assert kind == "regression" or manifest["class_names"] == words.split()[0].split(",")
+    order = np.argsort(x[:, 0]), np.argsort(A)
+    np.testing.assert_allclose(y.reshape(len(y), -1)[order[0]], np.stack(expected, 1)[order[1]], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("rain,snow", "has no column 'snow'"),
+        ("wind,rain --targets classification", "a class is one value"),
+        ("rain --targets multilabel", "needs several"),
+        ("t --targets regression", "must be numbers"),
+        ("rain,wind --targets multilabel", "not in 0 to 1"),
+    ],
+)
+def test_targets_that_are_not_what_is_said_are_rejected(
+    tmp_path: Path, prepared: Prepared, words: str, sentence: str
+) -> None:
+    raw = csv(tmp_path / "t.csv", TARGETS)
+    assert sentence in prepared(raw, "--features", "a,b", "--label", *words.split())
+
+
+# Arrays
+
+FLAGS = np.stack([Y > 0, Y > 1, Y < 2, Y == 1], 1).astype(np.int64)
+BYTES = RNG.integers(0, 256, (ROWS, 8, 8, 3), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words", "facts"),
+    [
+        ({"x": X, "y": RNG.random((ROWS, 5)) < 0.5}, "", ("vector", "multilabel", (5,), 2)),
+        ({"x": X, "y": RNG.normal(size=(ROWS, 2, 3))}, "", ("vector", "regression", (2, 3), 2)),
+        ({"x": X, "y": A}, "--targets regression", ("vector", "regression", (), 2)),
+        ({"x": IDS, "y": IDS}, "--task text", ("text", "tokens", (4,), 0)),
+        ({"x": IDS, "y": Y}, "--task vector", ("vector", "classification", (), 4)),
+        ({"x": RNG.random((ROWS, 6, 5)), "y": Y}, "", ("image", "classification", (), 1)),
+        ({"x": RNG.random((ROWS, 6, 5, 13)), "y": Y}, "--channels last", ("image", "classification", (), 13)),
+        ({"x": RNG.random((ROWS, 6, 5)), "y": Y}, "--task vector", ("vector", "classification", (), 5)),
+        ({"x": BYTES, "y": Y}, "", ("image", "classification", (), 3)),
+        ({"x": BYTES[:, :, 0, 0], "y": Y}, "", ("vector", "classification", (), 1)),
+        ({"x": np.asfortranarray(X), "y": Y.astype(np.uint64), "user": Y}, "", ("vector", "classification", (), 2)),
+        ({"x": X, "y": np.array([b"cat", b"dog", b"eel"] * 20)}, "", ("vector", "classification", (), 2)),
+        ({"x": X, "y": Y[:, None]}, "", ("vector", "classification", (), 2)),
+        ({"x": X, "y": FLAGS}, "--targets multilabel", ("vector", "multilabel", (4,), 2)),
+    ],
+)
+def test_arrays_are_what_their_shape_and_numbers_say(
+    tmp_path: Path, prepared: Prepared, arrays: Table, words: str, facts: tuple[Any, ...]
+) -> None:
+    np.savez(tmp_path / "t.npz", **arrays, x_test=arrays["x"][:9], y_test=arrays["y"][:9])
+    store, _ = prepared(tmp_path / "t.npz", *words.split())
+    found = store.description
+    assert (found.task, found.targets, found.target_shape, len(found.mean)) == facts
+    x = arrays["x"][:9]
+    x = x[:, None] if x.ndim == 3 and facts[0] == "image" else np.moveaxis(x, 3, 1) if x.ndim == 4 else x
+    np.testing.assert_array_equal(store.test()[0], x.astype(found.dtype))
+    y = Y[:9] if facts[1] == "classification" else arrays["y"][:9].astype(store.test()[1].dtype)
+    np.testing.assert_array_equal(store.test()[1], y)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words", "sentence"),
+    [
+        ({"arr_0": X, "arr_1": Y}, "", "arr_0, arr_1, but x and y are needed"),
+        ({"x": X, "y": Y, "x_test": X}, "", "x_test and y_test go together"),
+        ({"x": X, "y": Y[:-1]}, "", "y has shape (59,) where x has (60, 2)"),
+        ({"x": np.array([{}] * ROWS), "y": Y}, "", "Python objects"),
+        ({"x": A, "y": Y}, "", "is float64 (60,)"),
+        ({"x": IDS, "y": Y}, "", "task ="),
+        ({"x": RNG.random((ROWS, 3, 6, 5)), "y": Y}, "--task vector", "images (n, h, w)"),
+        ({"x": RNG.random((ROWS, 6, 5)), "y": Y}, "--channels last", "channels"),
+        ({"x": X, "y": A}, "", "(array y, row 0) is a number to be predicted"),
+        ({"x": X, "y": np.where(COUNT == 4, np.nan, 1.0)}, "", "1 of 60 samples have no label"),
+        ({"x": X, "y": np.zeros((ROWS, 0))}, "", "a sample has no target"),
+        ({"x": X, "y": np.zeros(ROWS, "datetime64[s]")}, "", "Labels must be whole numbers or texts"),
+        ({"x": X, "y": X, "x_test": X, "y_test": X[:, :1]}, "", "y is (60, 2), but y_test (60,)"),
+        ({"x": X * np.nan, "y": Y}, "", "x holds numbers that are not finite"),
+        ({"x": IDS + 10**8, "y": Y}, "--task text", "the largest token id"),
+        ({"x": X, "y": FLAGS}, "", "zeros and ones alone. Say --targets"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_rejected(
+    tmp_path: Path, prepared: Prepared, arrays: Table, words: str, sentence: str
+) -> None:
+    np.savez(tmp_path / "t.npz", **arrays)
+    assert sentence in prepared(tmp_path / "t.npz", *words.split())
+
+
+def test_unknown_arrays_and_rows_without_a_user_are_reported(tmp_path: Path, prepared: Prepared) -> None:
+    np.savez(tmp_path / "t.npz", x=X, y=Y, user=np.where(COUNT < 7, "", "ann"), users=COUNT)
+    _, manifest = prepared(tmp_path / "t.npz")
+    assert "users" in unused(manifest) and any("training rows name no user" in note for note in manifest["notes"])
+
+
+# The test part
+
+
+@pytest.mark.parametrize("counts", [(50, 50), (10, 5, 5), (97, 3), (8, 7, 6, 5, 4, 3, 2), (2, 2), (3,), (1, 1, 1)])
+def test_classes_are_shared_by_largest_remainders(counts: tuple[int, ...], prepared: Prepared, tmp_path: Path) -> None:
+    y = RNG.permutation(np.repeat(np.arange(len(counts)), counts))
+    np.savez(tmp_path / "a.npz", x=RNG.random((len(y), 3)), y=y)
+    store, _ = prepared(tmp_path / "a.npz", "--partition", "iid", "--clients", "1")
+    tested = np.bincount(store.test()[1], minlength=len(counts))
+    assert tested.sum() + store.samples == len(y) and tested.sum() >= 1
+    for count, held in zip(counts, tested, strict=True):
+        assert abs(held - 0.2 * count) < 1 or (count > 1 and held == 1) or max(counts) == 1
+        assert 1 <= held < count or count == 1 or max(counts) == 1
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=60))
+def test_groups_are_held_out_whole_and_never_more_than_a_fifth(drawn: list[int]) -> None:
+    groups = np.unique(drawn, return_inverse=True)[1]
+    train, test = train_test_groups(groups)
+    assert np.array_equal(np.sort(np.r_[train, test]), np.arange(len(groups)))
+    assert not set(groups[train]) & set(groups[test])
+    sizes, share = np.bincount(groups), len(groups) // 5
+    if len(sizes) > 1 and sizes.min() > share:
+        assert len(test) == sizes.min()  # the smallest group, as none fits
+    else:
+        assert len(test) <= share and all(sizes[group] > share - len(test) for group in set(groups[train]))
+
+
+def test_the_test_part_is_the_same_for_every_seed(prepared: Prepared, tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=X, y=Y)
+    first, second = (np.array(prepared(tmp_path / "a.npz", "--seed", seed)[0].test()[0]) for seed in ("0", "5"))
+    np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.parametrize(("split", "column"), [("users", "user"), ("patient", "patient")])
+def test_users_and_groups_are_held_out_whole(prepared: Prepared, tmp_path: Path, split: str, column: str) -> None:
+    columns = {"value": COUNT % 12 + 0.5, "other": A, column: [f"u{row % 12}" for row in range(ROWS)]}
+    raw = csv(tmp_path / "t.csv", columns | {"label": ["ab"[row % 2] for row in range(ROWS)]})
+    laws = ("--partition", "user") if split == "users" else ()
+    store, manifest = prepared(raw, "--split", split, *laws)
+    assert store.description.feature_shape == (2,)  # the group is no feature
+    tested, trained = (set(x[:, 0].tolist()) for x in (store.test()[0], training(store)[0]))
+    assert tested and not tested & trained and len(store.test()[1]) <= 12
+    assert not any("drawn by rows" in note for note in manifest["notes"])
+    if split == "users":
+        assert store.clients == len(trained)
+        assert any("--split users keeps" in note for note in prepared(raw)[1]["notes"])
+
+
+def test_groups_are_held_out_with_their_share_of_each_class(prepared: Prepared, tmp_path: Path) -> None:
+    """Half of the users have one class, half the other: a fifth of each class is tested, not users of one class."""
+    for sizes, held in (([4] * 100, [40, 40]), ([4, 4, 4, 4, 2, 2], [2, 2])):
+        user = np.repeat(np.arange(len(sizes)), sizes)
+        np.savez(tmp_path / "a.npz", x=RNG.random((len(user), 2)), y=user % 2, user=user)
+        assert np.bincount(prepared(tmp_path / "a.npz", "--split", "users")[0].test()[1]).tolist() == held
+
+
+def test_the_vocabulary_is_that_of_the_rows_left_for_training(prepared: Prepared, tmp_path: Path) -> None:
+    kinds = RNG.integers(0, 12, 120).tolist()
+    texts = [f"a{kind} b{kind} once{row}" for row, kind in enumerate(kinds)]
+    raw = csv(tmp_path / "t.csv", {"text": texts, "label": ["ab"[row % 2] for row in range(120)]})
+    store, _ = prepared(raw, "--val", "0.4")
+    for x, trained in ((training(store)[0], True), (store.validation()[0], False), (store.test()[0], False)):
+        for first, second, once in ([store.vocabulary[code] for code in row[:3]] for row in x):
+            assert first[1:] == second[1:] and (once != "<unk>") == trained
+
+
+SIX = {"x": np.eye(6), "y": np.arange(6) % 2}
+
+
+@pytest.mark.parametrize(
+    ("arrays", "split", "message"),
+    [
+        (SIX | {"user": np.arange(6), "x_test": np.eye(6), "y_test": SIX["y"]}, "users", "has a test part"),
+        (SIX, "users", "--split users needs a user"),
+        (SIX | {"user": list("aabb ") + [""]}, "users", "fill it"),
+        (SIX, "patient", "--split patient is unknown"),
+        (SIX | {"site": [1, 2, 3, 1, 2, np.nan]}, "site", "1 of 6 samples have no value of site"),
+        (SIX | {"user": np.zeros(6)}, "users", "holds one user"),
+        ({"x": np.eye(3)[:1], "y": [0]}, "rows", "holds one sample"),
+    ],
+)
+def test_a_split_that_cannot_be_is_rejected(
+    arrays: Table, split: str, message: str, tmp_path: Path, prepared: Prepared
+) -> None:
+    np.savez(tmp_path / "a.npz", **arrays)
+    assert message in prepared(tmp_path / "a.npz", "--split", split) and not (tmp_path / "out").exists()
+
+
+def test_samples_and_classes_of_several_parts_are_compared(prepared: Prepared, tmp_path: Path) -> None:
+    """Every sample is there four times: nearly all of a small validation part are trained on."""
+    x = np.repeat(RNG.random((40, 3)), 4, axis=0)
+    np.savez(tmp_path / "a.npz", x=x, y=np.arange(160) % 2)
+    store, manifest = prepared(tmp_path / "a.npz", "--val", "0.25")
+    parts = {"training": training(store)[0], "test": store.test()[0], "validation": store.validation()[0]}
+    found = {name: {row.tobytes() for row in x} for name, x in parts.items()}
+    counted = {
+        f"{one} in {other}": sum(row.tobytes() in found[other] for row in parts[one])
+        for one, other in (("test", "training"), ("test", "validation"), ("validation", "training"))
+    }
+    assert manifest["duplicates"] == counted and min(counted.values()) > 0
+    assert any(f"{counted['validation in training']} of 32 validation samples" in note for note in manifest["notes"])
+    arrays = {"x": RNG.random((6, 2)), "y": list("aabbcc"), "x_test": RNG.random((3, 2)), "y_test": list("aad")}
+    np.savez(tmp_path / "a.npz", **arrays)
+    _, manifest = prepared(tmp_path / "a.npz")
+    assert manifest["duplicates"] == {"test in training": 0}
+    notes = " ".join(manifest["notes"])
+    assert "2 classes occur in the training part only (samples in brackets): b (2), c (2)" in notes
+    assert "1 class occurs in the test part only (samples in brackets): d (1)" in notes
