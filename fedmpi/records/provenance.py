@@ -1,7 +1,7 @@
 """Provenance of a run: versions, sources of custom components, shards, and settings changed when it was resumed.
 
 A run may change its length, its logging and where it is computed. Any other difference from the folder's config.toml is
-rejected. Changes are noted at the head of config.toml. Shards are identified by their checksum, components by the
+rejected. Changes are noted in run.log. Shards are identified by their checksum, components by the
 sources in the run folder.
 """
 
@@ -21,7 +21,6 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import cache
 from importlib.util import resolve_name
 from pathlib import Path
@@ -34,7 +33,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.files import make_folder, read_plain, write_whole
 from fedmpi.common.imports import INSTALLED, found_by_name, own_text
 from fedmpi.common.registry import KINDS, SOURCE, Component, in_memory, is_digits, resolve
-from fedmpi.config import Config, config_toml
+from fedmpi.config import Config
 from fedmpi.config.keys import components_of
 from fedmpi.config.layers import dotted, read_toml
 from fedmpi.config.writing import differences
@@ -48,7 +47,6 @@ FOLDER = "plugins"
 CONFIGURATION, SHARDS = "config.toml", "data.source"
 MARK = "# data.source has the sha256 "
 """Start of the first line of config.toml if the data are a folder of shards."""
-CHANGED = "# changed before round "
 MAY_CHANGE = ("rounds", "data.verify", "evaluation.", "checkpoint.", "cluster.", "logging.")
 NOT_WITH_THESE = {
     "logging.diagnostics": "it counts from round 0 on",
@@ -298,28 +296,10 @@ def _is_folder(shards: Any) -> bool:
 # --- settings changed by a resumed run ---
 
 
-@dataclass(frozen=True)
-class Changes:
-    """Differences between a folder's config.toml and the configuration of the resumed run."""
-
-    earlier: tuple[str, ...] = ()  # Notes of earlier changes
-    keys: tuple[tuple[str, str, str], ...] = ()  # (key, old, new)
-
-    def noted(self, round: int) -> tuple[str, ...]:
-        """Return one note per change, earlier ones first; `round` is the first with the new values."""
-        return (*self.earlier, *(f"{CHANGED}{round}: {key}: {old} -> {new}" for key, old, new in self.keys))
-
-    def text(self, config: Config, round: int) -> bytes:
-        """Return config.toml: the notes and the new configuration."""
-        head = "".join(note + "\n" for note in self.noted(round))
-        return (head + config_toml(config)).encode()
-
-
-def changes_since(path: Path, config: Config) -> Changes:
-    """Return the differences from the file config.toml; reject those that a run cannot change."""
+def changes_since(path: Path, config: Config) -> list[tuple[str, str, str]]:
+    """Return key, old and new value of the differences from config.toml; reject those that a run cannot change."""
     try:
-        text = read_plain(path).decode("utf-8")
-        differing = differences(tomllib.loads(text), config)
+        differing = differences(tomllib.loads(read_plain(path).decode("utf-8")), config)
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is damaged ({error}). Choose another --out") from None
     refused = []
@@ -333,8 +313,7 @@ def changes_since(path: Path, config: Config) -> Changes:
             f"{path} differs from the configuration given in what a run cannot change ({'; '.join(refused)}). Resume "
             "with the same, or choose another --out"
         )
-    earlier = tuple(line for line in text.splitlines() if line.startswith(CHANGED))
-    return Changes(earlier, tuple(differing))
+    return differing
 
 
 def _why_not(key: str, config: Config) -> str | None:

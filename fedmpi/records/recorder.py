@@ -29,7 +29,6 @@ from fedmpi.records.hold import Hold
 from fedmpi.records.progress import RunLog, TensorBoard
 from fedmpi.records.provenance import (
     FOLDER,
-    Changes,
     changes_since,
     data_mark,
     digests,
@@ -64,7 +63,7 @@ class Recorder:
         self.config = config
         self._mark = data_mark(config, data).encode() if data else b""
         self.sources = part_sources(config, warns=True)
-        self.changes = Changes()
+        self.changes: list[tuple[str, str, str]] = []
         self.hold = self._claim(resume)
         try:
             self._open_log()
@@ -161,10 +160,10 @@ class Recorder:
         if next_round < self.config.rounds:
             for name in FINAL:  # a summary implies a final model
                 (self.folder / name).unlink(missing_ok=True)
-        if self.changes.keys:
-            write_whole(self.folder / "config.toml", self._mark, self.changes.text(self.config, next_round))
-            for note in self.changes.noted(next_round)[len(self.changes.earlier) :]:
-                log.info(note.removeprefix("# "))
+        if self.changes:
+            write_whole(self.folder / "config.toml", self._mark, config_toml(self.config).encode())
+        for key, old, new in self.changes:
+            log.info("changed before round %d: %s: %s -> %s", next_round, key, old, new)
 
     def _begin_again(self) -> None:
         """Warn that records without a checkpoint are dropped; reject a finished run."""

@@ -193,15 +193,6 @@ COSTS = {"round": ("rounds", 1), "samples": ("samples", 0), "megabytes": ("MB", 
 """Costs that are counted up to a target, with their unit and number of digits."""
 ALIKE = 1e-9
 """Differences that are equal but for rounding, relative to the values."""
-COLUMNS = (
-    *("seeds", "n", "metric", "mean", "std", "best_mean", "best_std", "reference", "common_seeds", "difference"),
-    *("low", "high", "level", "comparisons", "significant", "target", "reached"),
-)
-"""Columns of the CSV file, after those that name the group."""
-LATEX = str.maketrans(
-    {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
-    | {sign: f"\\{sign}" for sign in "&%$#_{}"}
-)
 MINUS = re.compile(r"(?<![^\s\[(])-(?=\d)")
 """The sign of a number, and no hyphen."""
 
@@ -418,55 +409,36 @@ def as_csv(comparison: Comparison) -> str:
     """
     from pandas import DataFrame  # slow to import
 
-    lines = []
+    lines: list[dict[str, object]] = []
     for block, rows in comparison.blocks:
         for row in rows:
-            best, found = row.best, row.interval
-            line: dict[str, object] = {
-                "block": block.title,
-                "group": row.group.label,
-                **row.group.values,
-                "metric": comparison.metric,
-            }
-            line |= {"seeds": " ".join(map(str, row.group.runs)), "common_seeds": " ".join(map(str, row.common))}
-            line |= {"n": row.final.n, "mean": row.final.mean, "std": row.final.deviation}
-            line |= {"best_mean": best.mean, "best_std": best.deviation} if best else {}
+            line: dict[str, object] = {"block": block.title, "group": row.group.label, **row.group.values}
+            line |= {"metric": comparison.metric, "seeds": " ".join(map(str, row.group.runs)), "n": row.final.n}
+            line |= {"mean": row.final.mean, "std": row.final.deviation}
+            line |= {"best_mean": row.best and row.best.mean, "best_std": row.best and row.best.deviation}
             line |= {"reference": row.reference.label if row.reference else None, "difference": row.difference}
-            if found is not None:
-                line |= {"low": found.low, "high": found.high, "level": found.level, "significant": found.significant}
-                line["comparisons"] = sum(one.interval is not None for one in rows)
+            line["common_seeds"] = " ".join(map(str, row.common))
+            line |= {name: getattr(row.interval, name, None) for name in ("low", "high", "level", "significant")}
+            line["comparisons"] = sum(one.interval is not None for one in rows) if row.interval else None
             line |= {"target": comparison.target, "reached": None if comparison.target is None else row.reached}
             for key, cost in row.costs.items():
                 line |= {f"{key}_mean": cost.mean, f"{key}_std": cost.deviation}
             lines.append(line)
-    keys = dict.fromkeys(key for _, rows in comparison.blocks for row in rows for key in row.group.values)
-    further = dict.fromkeys(key for line in lines for key in line)
-    heads = list(dict.fromkeys(("block", "group", *keys, *COLUMNS, *further)))
-    return str(DataFrame(lines, columns=heads, dtype=object).to_csv(index=False))
+    return str(DataFrame(lines, dtype=object).to_csv(index=False))
 
 
 def as_latex(comparison: Comparison) -> str:
     """Return a tabular with the rules of booktabs for each block; stars mark significant differences."""
+    from pandas import DataFrame  # slow to import
+
     texts = []
     for block, rows in comparison.blocks:
         heads, cells = _cells(comparison, rows, "*")
-        lines = [f"% {' '.join((block.title or comparison.metric).split())}"]
-        lines += [rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}", r"\toprule", _latex_row(heads), r"\midrule"]
-        lines += map(_latex_row, cells)
-        for line in _corrected(rows, "*"):
-            words = rf"\multicolumn{{{len(heads)}}}{{p{{\linewidth}}}}{{\footnotesize {_latex_cell(line)}}} \\"
-            lines += [r"\midrule", words]
-        texts.append("\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""]))
+        plain = DataFrame([[" ".join(cell.split()) for cell in line] for line in cells], columns=heads)
+        table = str(plain.to_latex(index=False, escape=True, column_format="l" + "r" * (len(heads) - 1)))
+        notes = (" ".join(line.split()) for line in (block.title or comparison.metric, *_corrected(rows, "*")))
+        texts.append("".join(f"% {line}\n" for line in notes) + MINUS.sub("$-$", table))
     return "\n".join(texts)
-
-
-def _latex_row(cells: Sequence[str]) -> str:
-    line = " & ".join(map(_latex_cell, cells)) + r" \\"
-    return f"{{}}{line}" if line.startswith(("[", "*")) else line  # else an option of the command before it
-
-
-def _latex_cell(cell: str) -> str:
-    return MINUS.sub("$-$", " ".join(cell.split()).translate(LATEX))
 
 
 def _cells(

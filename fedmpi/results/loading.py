@@ -332,12 +332,6 @@ def _notes(runs: Sequence[OneRun]) -> list[str]:
         values = [value for value in dict.fromkeys(settings) if value is not None]
         if len(values) > 1:
             notes.append(f"{key} differs ({', '.join(values)}): {why}")
-    for key, name in (("clients", "numbers of clients"), ("data", "shapes or scales of the data")):
-        for seed in {run.seed for run in runs}:
-            held = {str(run.summary[key]) for run in runs if run.seed == seed and key in run.summary}
-            if len(held) > 1:
-                notes.append(f"{name} differ between runs of seed {seed}: their data are not the same")
-                break
     return notes
 
 

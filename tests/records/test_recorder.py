@@ -100,7 +100,7 @@ def test_a_run_without_a_checkpoint_says_that_it_begins_again(
         assert run_into(run, *SETTINGS, "checkpoint.keep=3", resume=True) == 0
     assert f"no checkpoint yet in {run}: begins again at round 0, 4 records are dropped" in caplog.text
     assert curve(run) == curve(undisturbed)
-    assert "# changed before round 0: checkpoint.keep: 2 -> 3\n" in (run / "config.toml").read_text()
+    assert "changed before round 0: checkpoint.keep: 2 -> 3\n" in (run / "run.log").read_text()
 
 
 def test_a_finished_run_without_a_checkpoint_is_not_begun_again(undisturbed: Path, tmp_path: Path):
@@ -164,17 +164,17 @@ def test_allowed_changes_take_effect_and_equal_a_run_started_with_them(undisturb
     assert curve(run) == curve(tmp_path / "WHOLE")
     assert (run / "model.safetensors").read_bytes() == (tmp_path / "WHOLE" / "model.safetensors").read_bytes()
     assert fedmpi.load_run(run).config.rounds == 8
-    notes = [line for line in (run / "config.toml").read_text().splitlines() if line.startswith("#")]
+    said = (run / "run.log").read_text()
+    notes = [line.partition(" INFO ")[2] for line in said.splitlines() if "changed before" in line]
     assert notes == [
-        "# changed before round 4: rounds: 4 -> 9",
-        "# changed before round 4: data.verify: False -> True",
-        "# changed before round 4: evaluation.target_accuracy: unset -> 0.3",
-        "# changed before round 4: checkpoint.keep: 2 -> 3",
-        "# changed before round 6: rounds: 9 -> 8",
-        "# changed before round 6: data.verify: True -> False",
-        "# changed before round 6: evaluation.target_accuracy: 0.3 -> unset",
+        "changed before round 4: rounds: 4 -> 9",
+        "changed before round 4: data.verify: False -> True",
+        "changed before round 4: evaluation.target_accuracy: unset -> 0.3",
+        "changed before round 4: checkpoint.keep: 2 -> 3",
+        "changed before round 6: rounds: 9 -> 8",
+        "changed before round 6: data.verify: True -> False",
+        "changed before round 6: evaluation.target_accuracy: 0.3 -> unset",
     ]
-    assert "changed before round 6: rounds: 9 -> 8" in (run / "run.log").read_text()
 
 
 def test_fewer_rounds_than_are_done_are_rejected_and_as_many_end_the_run(undisturbed: Path, tmp_path: Path):
