@@ -79,16 +79,3 @@ def test_a_checkpoint_that_cannot_be_written_is_said(tmp_path: Path, monkeypatch
     assert len(records(run)) <= (6 if last else 4)
     assert not (run / "summary.json").exists() and not list(run.rglob("*.partial"))
     assert fedmpi.run("fedavg", SETTINGS, out=run, resume=True).ending == "finished"
-
-
-def test_a_run_that_is_stopped_has_saved_before_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    run, fsync = tmp_path / "RUN", os.fsync
-
-    def full(handle: int) -> None:
-        if of_checkpoint(os.readlink(f"/proc/self/fd/{handle}")):
-            raise OSError(errno.ENOSPC, "No space left on device")
-        fsync(handle)
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(RunFailure, match="No space left on device"):
-        fedmpi.run("fedavg", SETTINGS, out=run, stop=lambda: True)

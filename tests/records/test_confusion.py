@@ -15,8 +15,6 @@ import fedmpi
 from fedmpi.data.opening import open_store
 from fedmpi.data.source import ClientData
 from fedmpi.records.tables import CLASSES, CONFUSION, Confusion
-from tests.tasks import worlds
-from tests.tasks.worlds import BASE, WORLDS
 
 SETTINGS = {"rounds": 2, "clients.count": 5, "model.hidden": [8], "cluster.threads": 1, "checkpoint.every": 1}
 
@@ -48,35 +46,12 @@ def test_the_files_are_those_of_the_final_model_on_the_test_part(done: fedmpi.Ru
     assert np.mean([float(row["f1"]) for row in rows]) == pytest.approx(done.records[-1]["test_macro_f1"], rel=1e-12)
 
 
-def test_a_run_that_continues_writes_them_again(done: fedmpi.Run, tmp_path: Path):
-    first = fedmpi.run("fedavg", SETTINGS, out=tmp_path / "RUN")
-    before = (first.folder / CONFUSION).read_bytes()
-    assert before == (done.folder / CONFUSION).read_bytes()
-    with pytest.raises(fedmpi.ComponentFailure):
-        fedmpi.run("fedavg", {**SETTINGS, "rounds": 4}, out=tmp_path / "RUN", resume=True, on_round=fails)
-    assert not (first.folder / CONFUSION).exists() and not (first.folder / CLASSES).exists()
-    more = fedmpi.run("fedavg", {**SETTINGS, "rounds": 4}, out=tmp_path / "RUN", resume=True)
-    assert (more.folder / CONFUSION).read_bytes() != before
-    again = fedmpi.run("fedavg", {**SETTINGS, "rounds": 4}, out=tmp_path / "RUN", resume=True)
-    assert matrix(again.folder).to_numpy().sum() == matrix(first.folder).to_numpy().sum()
-
-
-def fails(record: dict) -> bool:
-    raise ArithmeticError(record["round"])
-
-
 def test_validation_samples_are_not_among_them(tmp_path: Path):
     x, y = np.random.default_rng(1).standard_normal((60, 4)), np.arange(60) % 3
     data = fedmpi.ClientArrays(x, y, np.arange(60) % 4, test=(x[:21], y[:21]), val=(x[:35], y[:35]))
     settings = {"rounds": 1, "clients.sampler": "all", "evaluation.on": "both", "cluster.threads": 1}
     found = matrix(fedmpi.run("fedavg", settings, data=data, out=tmp_path / "RUN").folder)
     assert found.sum(axis=1).tolist() == [7, 7, 7] and [*found.columns] == ["0", "1", "2"]
-
-
-def test_other_tasks_have_none(tmp_path: Path):
-    made = fedmpi.run("fedavg", {**BASE, **WORLDS["multilabel"]}, out=tmp_path / "RUN")
-    assert not (made.folder / CONFUSION).exists() and not (made.folder / CLASSES).exists()
-    assert worlds.LABELS
 
 
 def test_names_with_commas_and_quotes_come_back(tmp_path: Path):

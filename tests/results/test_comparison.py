@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
@@ -146,14 +145,6 @@ def test_an_option_is_named_only_with_the_component_that_has_it(tmp_path: Path) 
     assert [row.group.label for row in rows if "beta1" in row.group.label] == ["adam, beta1 = 0.9"]
 
 
-def test_components_of_a_list_are_named_with_their_options(tmp_path: Path) -> None:
-    for number, metrics in enumerate((["top-5"], ["top-5", {"name": "top-k", "k": 3}], [{"name": "mine:own", "k": 3}])):
-        write_run(tmp_path / str(number), [0.1], {"task.metrics": metrics})
-    [(_, rows)] = compared(tmp_path).blocks
-    expected = ["[top-5]", "[top-5, top-k(k = 3)]", "[mine:own(k = 3)]"]
-    assert [row.group.label for row in rows] == [f"metrics = {metrics}" for metrics in expected]
-
-
 def test_runs_on_other_data_or_evaluated_otherwise_are_not_compared(tmp_path: Path) -> None:
     for preset in ("fedavg", "fedadam"):
         for number, data in enumerate(("shards/mnist", "shards/emnist")):
@@ -284,6 +275,9 @@ def test_seeds_are_listed_in_their_order(tmp_path: Path) -> None:
         write_run(tmp_path / f"run-{seed}", [0.5], {"seed": seed, "data.verify": seed > 1})
     [(block, [row])] = compared(tmp_path).blocks
     assert list(row.group.runs) == [1, 2, 10] and block.notes == []
+    write_run(tmp_path / "again", [0.5], {"seed": 2})
+    with pytest.raises(UserError, match="/again and .*/run-2 are the same run, seed 2 included"):
+        compared(tmp_path)
 
 
 def test_unfinished_runs_are_named_and_left_out(tmp_path: Path) -> None:
@@ -326,19 +320,6 @@ def test_the_best_of_a_divergence_is_the_least_and_of_a_count_there_is_none(tmp_
     assert best.pop("participants") is None
     expected = {"kl_mean": 0.25, "size_epsilon_max": 3.0, "test_loss": 0.8, "test_accuracy": 0.2}
     assert best == pytest.approx(expected)
-
-
-def test_what_is_no_run_or_given_twice_is_rejected(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", [0.1])
-    write_run(tmp_path / "b", [0.1])
-    with pytest.raises(UserError, match="/a and .*/b are the same run, seed 0 included"):
-        compared(tmp_path)
-    assert len(find_runs([tmp_path, tmp_path / "a"])) == 2
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="holds no run"):
-        find_runs([tmp_path / "empty"])
-    with pytest.raises(UserError, match="is no folder"):
-        find_runs([tmp_path / "nowhere"])
 
 
 def rendered(comparison: Comparison, columns: int = 200) -> str:
@@ -399,16 +380,6 @@ def test_a_part_of_a_name_with_which_nothing_would_be_compared_is_rejected(tmp_p
     write_run(tmp_path / "narrow", [0.5], {"local.lr": 0.75}, labels={"run": "wide", "hidden": "50"})
     [(_, rows)] = compared(tmp_path, reference="plain").blocks
     assert sum(row.reference is not None for row in rows) == 1
-
-
-@pytest.mark.parametrize("option", ["--csv", "--latex"])
-def test_what_is_no_plain_file_is_not_replaced_by_a_table(option: str, tmp_path: Path) -> None:
-    write_run(tmp_path / "runs" / "a", [0.1])
-    os.mkfifo(tmp_path / "fifo")
-    for path in (tmp_path / "fifo", tmp_path / "runs", tmp_path / "none" / "table"):
-        with pytest.raises(UserError, match=f"cannot write {path}. Name a file in a folder that is there"):
-            compare([tmp_path / "runs"], **{option.strip("-"): path})
-    assert (tmp_path / "fifo").is_fifo()
 
 
 def test_no_name_changes_what_latex_reads(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,6 @@ import pytest
 from fedmpi import UserError
 from fedmpi.sweeps.plan import PlannedRun, plan_sweep
 from fedmpi.sweeps.shards import Preparation
-from jobs.experiments.emnist_files import main as emnist_files
 from jobs.experiments.fedstas_data import drawn, mixes
 
 FOLDER = Path(__file__).parents[2] / "jobs" / "experiments"
@@ -144,38 +142,7 @@ def test_clients_of_fedstas_contain_draws_from_their_mixes(data_folder: Path) ->
         assert all((x.tobytes(), y) in known for x, y in zip(data[image], data[label], strict=True))
 
 
-def test_clients_of_fedstas_follow_their_seed_alpha_and_source(data_folder: Path) -> None:
-    one, other = (mixes(data_folder / "mnist", users=5, each=20, draw=draw)["y"] for draw in (3, 4))
-    assert (one != other).any()
-    even = mixes(data_folder / "cifar100", source="cifar100", users=2, each=2000, alpha=1e6)
-    assert even["x"].shape == (4000, 3, 32, 32) or even["x"].shape == (4000, 32, 32, 3)
-    assert np.bincount(even["y"], minlength=100).min() > 15 and even["y"].max() == 99
-
-
-def test_the_official_test_images_can_be_used_with_the_same_clients(data_folder: Path) -> None:
-    drawn_too = mixes(data_folder / "mnist", users=5, each=20, draw=3)
-    official = mixes(data_folder / "mnist", users=5, each=20, draw=3, official_test=True)
-    assert all((official[name] == drawn_too[name]).all() for name in ("x", "y", "user"))
-    assert len(drawn_too["y_test"]) == 100
-    assert np.bincount(official["y_test"]).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
-
-
 def test_images_are_drawn_with_replacement_from_the_classes_of_the_mix() -> None:
     labels = np.array([0, 1, 1, 2])
     rows = drawn(labels, np.array([[1.0, 0, 0], [0, 0.5, 0.5]]), 50, np.random.default_rng(0))
     assert set(rows[:50].tolist()) == {0} and set(rows[50:].tolist()) == {1, 2, 3}
-
-
-def test_letters_are_made_of_the_balanced_split_as_the_files_at_hand(
-    tmp_path: Path, data_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["emnist_files", "letters", str(data_folder / "emnist" / "gzip"), str(tmp_path)])
-    emnist_files()
-    made = {path.name: contents(path) for path in tmp_path.iterdir()}
-    assert made == {path.name: contents(path) for path in (data_folder / "emnist" / "letters_from_balanced").iterdir()}
-    assert len(made) == 5
-
-
-def contents(path: Path) -> bytes:
-    """Return the bytes of a file, unzipped: two versions of zlib may pack the same bytes otherwise."""
-    return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
