@@ -65,8 +65,6 @@ from fedmpi.samples.row_rule import RowRule
 from fedmpi.tasks.losses import task_loss
 from fedmpi.updates.attacks import FlippedLabels, attacked_updates, attackers
 
-NAMED = 3
-"""Largest number of facts named in a message."""
 Facts = dict[str, str]
 
 
@@ -247,14 +245,12 @@ def compare_ranks(cluster: Cluster, facts: Facts) -> None:
     host = socket.gethostname()
     sent = [np.frombuffer(json.dumps([host, facts]).encode(), np.uint8)] if cluster.is_server else None
     server, theirs = json.loads(cluster.broadcast(sent)[0].tobytes())
-    differing = [key for key in {**theirs, **facts} if theirs.get(key) != facts.get(key)]
-    named = [
-        f"{key} is {theirs.get(key, 'unset')} on rank 0 ({server}) and {facts.get(key, 'unset')} on rank "
-        f"{cluster.rank} ({host})"
-        for key in differing[:NAMED]
-    ]
-    more = [f"{len(differing) - NAMED} more differ"] if len(differing) > NAMED else []
-    gathered = cluster.gather(np.frombuffer("; ".join([*named, *more]).encode(), np.uint8))
+    first = next((key for key in {**theirs, **facts} if theirs.get(key) != facts.get(key)), None)
+    words = ""
+    if first is not None:
+        own, other = facts.get(first, "unset"), theirs.get(first, "unset")
+        words = f"{first} is {other} on rank 0 ({server}) and {own} on rank {cluster.rank} ({host})"
+    gathered = cluster.gather(np.frombuffer(words.encode(), np.uint8))
 
     def refuse() -> None:
         if found := [text.tobytes().decode() for text in gathered or [] if text.size]:

@@ -206,12 +206,34 @@ ROWS = {preset.name: preset_config(preset.name) for preset in presets()}
 ROWS |= {name: load_config(None, f"{QUIET} {settings}".split()) for name, settings in COMPOSITIONS.items()}
 
 
+CHOICES = (
+    *("clients.sampler", "clients.sampler.features", "clients.sampler.clustering", "clients.availability"),
+    *(
+        "samples.sampler",
+        "samples.size.estimate",
+        "local.algorithm",
+        "local.optimizer",
+        "topology",
+        "rebalance.weights",
+    ),
+    *(
+        "server.weights",
+        "server.aggregator",
+        "server.optimizer",
+        "compression",
+        "attack",
+        "clients.sampler.initial_step",
+    ),
+)
+
+
 def covering(rows: dict[str, Config]) -> dict[str, Config]:
-    """Rows in which every component, and every option that is a word or a truth, occurs that occurs in any."""
+    """Rows in which every choice occurs that occurs in any."""
     seen: set[tuple[str, str]] = set()
     found = {}
     for name, config in rows.items():
-        named = {(key, str(value)) for key, value in flat_table(config).items() if isinstance(value, str | bool)}
+        flat = flat_table(config)
+        named = {(key, str(flat[key])) for key in CHOICES if key in flat}
         if named - seen:
             found[name] = config
         seen |= named
