@@ -26,7 +26,7 @@ PROBE 9               t, k      choice of the probed rows, where they are not al
 AUGMENT_COPIES 10     k         a uniform per sample of a class with a fractional number of copies, class by class
 AUGMENT_WARP 11       k         six uniforms per copy
 AVAILABILITY 13       t, part   a uniform per client: part 0 available, 1 drops out, 2 order among ties
-DEVICE 14             part      a number per client: 0 speed, 1 upload, 2 download, 1000 time zone
+DEVICE 14             part      a number per client: 0 speed, 1 upload, 2 download
 DP_NOISE 15           t         a float32 normal per value
 PROJECTION 17                   one integer below 2**63
 TRANSPORT 18          t, k      a float32 uniform per value
