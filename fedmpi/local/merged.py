@@ -56,7 +56,7 @@ class MergedEngine:
 
     def accepts(self, task: ClientTask, rule: LocalRule) -> bool:
         """Check whether the task is a single step."""
-        return task.visit == 0 and step_count(rule, task_size(task, self.source.sizes)) <= 1
+        return step_count(rule, task_size(task, self.source.sizes)) <= 1
 
     def train(self, tasks: Sequence[ClientTask], job: RoundJob) -> WorkReport:
         """Add Σ coefficient · Δ of one-step tasks to the job's sum; a failing client is named by a ClientFailure."""

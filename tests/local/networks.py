@@ -144,11 +144,6 @@ def counting(s: Any, h: Tensor, x: Tensor) -> Tensor:
     return h * s.count
 
 
-def clipped(s: Any, h: Tensor, x: Tensor) -> Tensor:
-    s.first.weight.data.clamp_(-0.01, 0.01)
-    return h
-
-
 def without_gradient(s: Any, h: Tensor, x: Tensor) -> Tensor:
     with torch.no_grad():
         gate = s.gate(h).mean(1, keepdim=True)
@@ -167,21 +162,15 @@ REFUSED: dict[str, Callable[[], nn.Module]] = {
         gru=nn.GRU(4, 12, batch_first=True),
     ),
     "batch norm": lambda: nn.Sequential(nn.Flatten(), nn.Linear(312, 8), nn.BatchNorm1d(8), nn.Linear(8, 5)),
-    "statistics of the batch": lambda: Network(
-        lambda s, h, x: s.norm(h), False, norm=nn.BatchNorm1d(12, track_running_stats=False)
-    ),
     "layers without a form": lambda: Network(lambda s, h, x: s.norm(h), False, norm=nn.LayerNorm(12)),
     "a parameter by itself": lambda: Network(lambda s, h, x: h * s.gain, False, gain=nn.Parameter(torch.ones(12))),
     "a weight read again": lambda: Network(lambda s, h, x: h @ s.fc.weight.T @ s.fc.weight, False),
     "values decide": lambda: Network(lambda s, h, x: h if h.sum() > 0 else -h, False),
-    "number of samples": lambda: Network(lambda s, h, x: h / x.shape[0], False),
     "mean over samples": lambda: Network(lambda s, h, x: h - h.mean(0), False),
-    "order of samples": lambda: Network(lambda s, h, x: h[torch.arange(2).flip(0)].mean(0) + h, False),
     "custom gradient": lambda: Network(lambda s, h, x: Straight.apply(h - 0.1), False),
     "no gradient": lambda: Network(without_gradient, False, gate=nn.Linear(12, 12)),
     "random numbers": lambda: Network(lambda s, h, x: functional.alpha_dropout(h, 0.5, True), False),
     "counted passes": lambda: Network(counting, False, count=torch.tensor(0)),
-    "clipped weights": lambda: Network(clipped, False),
     "dropout in time": lambda: Network(in_time, False),
     "large convolution": lambda: nn.Sequential(
         nn.Conv2d(2, 300, 1), nn.Conv2d(300, 2, 5), nn.Flatten(), nn.Linear(144, 5)

@@ -232,16 +232,12 @@ def test_numbers_that_overflow_a_sum_are_rejected(number: Any) -> None:
     [
         ("raises", "own_algorithms.py:.*failed in round 7, client 1: ZeroDivisionError: no such number"),
         ("short", "vector of .* values, not of shape \\(3,\\)"),
-        ("list", "not list"),
         ("sets the server", "server.c cannot be set here"),
-        ("changes the server", "changed the model or a vector of the server in place"),
         ("changes the model", "changed the model or a vector of the server in place"),
         ("unknown state", "client.d is not kept: client_state declares c"),
         ("infinite", "client.c is not finite"),
-        ("short state", "client.c must be a vector"),
         ("no sum", "finish returned \\[\\], but sums and numbers declare dc"),
         ("infinite sum", "round 7, client 1: ValueError: what finish returns as 'dc' is not finite"),
-        ("another sum", "finish returned \\['dd'\\], but sums and numbers declare dc"),
         ("changes the update", r"round 7, client 1: .*finish changed work.delta in place"),
     ],
 )

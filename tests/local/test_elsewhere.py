@@ -56,8 +56,7 @@ MORE_RUNS = {
     "fedsso": ("preset=fedsso",),
     "fedstas": ("preset=fedstas",),
     "private": (*FEDAVG, "server.weights=uniform", "privacy.clip_norm=1", "privacy.noise_multiplier=1"),
-    "topk": (*FEDAVG, "compression=top-k"),
-    "median": (*FEDAVG, "server.aggregator=median"),
+    "median of few values": (*FEDAVG, "compression=top-k", "server.aggregator=median"),
     "exact": (*FEDAVG, "server.exact=true"),
     "astraea": ("preset=astraea",),
 }

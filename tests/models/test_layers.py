@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from benchmarks.networks import PlainMaxOverTime
 from fedmpi.common.streams import Purpose, Streams
+from fedmpi.models.flat import FlatModel
 from fedmpi.models.layers import (
     Dropout,
     Masks,
@@ -49,6 +51,30 @@ def test_a_value_is_dropped_where_its_sixteen_bits_are_below_p(p: float) -> None
     words = stream(2).bit_generator.random_raw(25_000)
     bits = np.stack([words >> np.uint64(16 * place) & np.uint64(0xFFFF) for place in range(4)], 1).ravel()
     assert np.array_equal(mask == 0, bits < min(round(p * 2**16), 2**16 - 1))
+
+
+def test_at_one_half_a_value_is_dropped_where_its_bit_is_zero() -> None:
+    words = np.array(stream(2).bit_generator.random_raw(1), "<u8").reshape(1).view(np.uint8)
+    assert np.array_equal(draw_mask(stream(2), 3, 5, 0.5).ravel(), 2 * np.unpackbits(words)[:15])
+
+
+class Recomputed(nn.Module):
+    """A dropout layer whose forward pass is computed again for the gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 3), nn.Dropout(0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = torch.utils.checkpoint.checkpoint(self.layers, x, use_reentrant=False)
+        return found
+
+
+def test_masks_of_a_pass_that_is_computed_again_are_rejected() -> None:
+    model = FlatModel(Recomputed())
+    model.begin_training(model.initial, Streams(1), 0, 0)
+    with pytest.raises(RuntimeError, match="no masks outside of an engine"):
+        model.loss_gradient(torch.ones(4, 6), torch.zeros(4, dtype=torch.int64))
 
 
 @pytest.mark.parametrize("p", [0.5, 0.25, 0.2])
