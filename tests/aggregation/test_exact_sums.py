@@ -108,13 +108,18 @@ def test_an_update_that_is_not_finite_is_rejected_by_the_fixed_point_sum(bad: fl
         FixedPointSum(np.empty(CHUNK + 5, np.int64)).add(vector, 1.0)
 
 
-def test_a_sum_that_could_leave_the_range_is_rejected_before_it_wraps():
+@pytest.mark.parametrize(("options", "limit"), [({}, 2.0**23), ({"ranks": 4}, 2.0**21)])
+def test_a_sum_is_rejected_before_it_leaves_its_range_and_has_all_of_it_after_a_reset(
+    options: dict[str, int], limit: float
+):
     buffer = np.empty(3, np.int64)
-    accumulator = FixedPointSum(buffer, ranks=4)
-    accumulator.add(torch.tensor([1e6, -1e6, 0]), 1.0)
-    with pytest.raises(OverflowError, match=r"server\.exact"):
-        accumulator.add(torch.tensor([2e6, 0, 0]), 1.0)
-    assert buffer[0] == 10**6 * 2**40
+    accumulator = FixedPointSum(buffer, **options)
+    for _ in range(2):
+        accumulator.add(torch.tensor([0.75 * limit, -0.75 * limit, 0]), 1.0)
+        with pytest.raises(OverflowError, match=r"server\.exact"):
+            accumulator.add(torch.tensor([0.5 * limit, 0, 0]), 1.0)
+        assert buffer[0] == 0.75 * limit * 2**40
+        accumulator.reset()
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 70), (64, 1), (130, 70)])

@@ -167,7 +167,7 @@ COMPOSITIONS: dict[str, str] = {
         for weights in ("normalized", "unbiased", "literal", "samples")
     },
     "sampled copies do not weigh, merged": f"{AUGMENTED} {ONE_STEP} {RATIO}=0.8",
-    "sampled copies do not weigh": f"{AUGMENTED} local.epochs=1 {RATIO}=0.8",
+    "sampled copies do not weigh": f"{AUGMENTED} local.epochs=1 {RATIO}=0.4",
     **{
         f"strata whose clients are away keep their share: {weights}, {allocation}, m = {count}": f"{STRATA} {AWAY} "
         f"server.weights={weights} clients.count={count} clients.sampler.allocation={allocation} "
