@@ -28,6 +28,7 @@ from fedmpi.process.children import ends_with_parent, how_it_ended, last_words, 
 from fedmpi.process.signals import STOPPED_AFTER_SAVING
 from fedmpi.records.history import read_summary
 from fedmpi.records.provenance import changes_since, digests, kept_digests, part_sources
+from fedmpi.results.comparison import judged
 from fedmpi.results.loading import NOTE, shortened
 from fedmpi.sweeps.plan import PlannedRun, Sweep, plan_sweep
 from fedmpi.sweeps.shards import Preparation
@@ -36,12 +37,6 @@ CONFIGURATION, OUTPUT = "sweep.toml", "output.log"
 """Files in a run's folder: its configuration, and its output."""
 POLLED = 0.1
 """Seconds between two looks at processes."""
-SCORES = {
-    "test_accuracy": "test accuracy",
-    "val_accuracy": "validation accuracy",
-    "test_loss": "test loss",
-    "val_loss": "validation loss",
-}
 Say = Callable[[str], None]
 
 
@@ -63,7 +58,8 @@ class Outcome:
     def score(self) -> str:
         """Final score of a finished run, with its name."""
         final = read_summary(self.run.folder / "summary.json").get("final", {}) if self.ending == "finished" else {}
-        return next((f"{name} {final[key]:.4f}" for key, name in SCORES.items() if final.get(key) is not None), "")
+        key = judged([final])
+        return f"{key.replace('_', ' ')} {final[key]:.4f}" if final.get(key) is not None else ""
 
 
 # --- runs as their folders show them ---

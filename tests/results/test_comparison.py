@@ -370,18 +370,6 @@ def test_numbers_in_a_table_of_a_record_are_compared_too(tmp_path: Path) -> None
         compared(tmp_path, metric="rebalancing.mode")
 
 
-def test_a_part_of_a_name_with_which_nothing_would_be_compared_is_rejected(tmp_path: Path) -> None:
-    for name, hidden, level in (("plain", "50", 0.25), ("wide", "200", 0.5)):
-        write_run(tmp_path / name, [level], {"local.lr": level}, labels={"run": name, "hidden": hidden})
-    with pytest.raises(UserError, match=r"--reference plain: .* Choose one of: plain, 50;"):
-        compared(tmp_path, reference="plain")
-    [(_, rows)] = compared(tmp_path, reference="plain, 50").blocks
-    assert [row.reference.label for row in rows if row.reference is not None] == ["plain, 50"]
-    write_run(tmp_path / "narrow", [0.5], {"local.lr": 0.75}, labels={"run": "wide", "hidden": "50"})
-    [(_, rows)] = compared(tmp_path, reference="plain").blocks
-    assert sum(row.reference is not None for row in rows) == 1
-
-
 def test_no_name_changes_what_latex_reads(tmp_path: Path) -> None:
     for number, name in enumerate(("100 %\n&", "a_b")):
         for data in ("c", "a\\input{b}\nc"):
@@ -420,17 +408,3 @@ def test_of_several_references_the_one_that_is_most_alike_counts(tmp_path: Path)
     assert {row.group.label: row.reference.label for row in rows if row.reference} == {
         f"Prox, lr = {lr}": f"FedAvg, lr = {lr}" for lr in (0.05, 0.1, 0.2)
     }
-
-
-def test_runs_of_no_sweep_are_compared_with_their_like_and_those_without_one_are_listed(tmp_path: Path) -> None:
-    for preset, mu, rates in (("fedavg", 0.0, (0.1, 0.2)), ("fedprox", 0.1, (0.1, 0.2, 0.3, 0.4))):
-        for lr in rates:
-            config = {"preset": preset, "local.lr": lr, "local.proximal_mu": mu}
-            write_run(tmp_path / f"{preset}{lr}", [lr + mu], config)
-    found = compared(tmp_path, reference="FedAvg")
-    [(_, rows)] = found.blocks
-    references = {row.group.label: row.reference.label for row in rows if row.reference}
-    assert references == {f"fedprox, lr = {lr}": f"fedavg, lr = {lr}" for lr in (0.1, 0.2)}
-    words = "no row named FedAvg is otherwise as fedprox, lr = 0.3; fedprox, lr = 0.4: no difference is shown"
-    assert words in " ".join(rendered(found).split())
-    assert "otherwise as" not in rendered(compared(tmp_path, reference="FEDAVG, lr = 0.1"))

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from fedmpi.sweeps.plan import PlannedRun, plan_sweep
 from fedmpi.sweeps.run import command, exit_code, is_finished, run_sweep, unfinished
 from fedmpi.sweeps.shards import Preparation
 from tests.end_to_end.runs import curve
-from tests.mpi.launch import end_job, run_alone, start_job
+from tests.mpi.launch import run_alone, start_job
 
 COMMON = {
     "rounds": 3,
@@ -129,15 +129,6 @@ def test_runs_are_started_as_a_user_would(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "fedmpi" / "__init__.py").write_text("raise SystemExit('another fedmpi')")
     monkeypatch.setenv("PYTHONPATH", str(Path(runner.__file__).parents[2]))
     assert [run.finished for run in sweep(ONE_SEED, out=tmp_path / "runs")] == [True]
-
-
-def test_ranks_that_nothing_could_start_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    for ranks in (1, 2):
-        planned = plan_sweep(TWO_SEEDS, tmp_path / "out", ranks=ranks)
-        with pytest.raises(UserError, match="ranks = 2, but there is no mpiexec") if ranks == 2 else nullcontext():
-            run_sweep(planned, planned.runs, stop=lambda: True)
 
 
 DYING = """
@@ -336,20 +327,3 @@ def test_a_sweep_killed_at_any_moment_and_started_again_ends_with_the_same_recor
         undisturbed = api.run(run.config, out=tmp_path / "whole" / run.name)
         assert undisturbed.folder is not None
         assert curve(run.folder) == curve(undisturbed.folder), run.name
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_shards_are_prepared_once_by_several_that_need_them(tmp_path: Path) -> None:
-    file, shards = tmp_path / "mine.toml", tmp_path / "out" / "shards" / "digits"
-    file.write_text(tomli_w.dumps({**COMMON, "prepare": PREPARED, "sweep": {"seed": [0, 1, 2]}}))
-    words = [sys.executable, "-m", "fedmpi", "sweep", str(file), "--out", str(tmp_path / "out"), "--prepare"]
-    jobs = [start_job([*words, "--index", str(index)]) for index in range(3)]
-    try:
-        ends = [job.communicate(timeout=300) for job in jobs]
-    finally:
-        for job in jobs:
-            end_job(job)
-    assert [job.returncode for job in jobs] == [0, 0, 0], ends
-    assert sum("digits: prepared" in out for out, _ in ends) == 1, ends
-    assert read_manifest(shards).clients == 6 and not (shards / PREPARING).exists()
