@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch.nn import functional
 
-from fedmpi import UserError
 from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
 from fedmpi.core.experiment import Experiment
@@ -113,27 +112,4 @@ def test_selected_clients_have_the_highest_losses_of_the_candidates() -> None:
     experiment.decisions.plan = planned  # type: ignore[method-assign]
     simulation.run()
     assert seen == [(6, True)] * 3
-    experiment.close()
-
-
-# The configuration
-
-
-@pytest.fixture
-def here(mine: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(mine)
-    monkeypatch.syspath_prepend(mine)
-    return mine
-
-
-def test_weights_that_need_inclusion_probabilities_are_rejected_where_these_are_unknown(here: Path) -> None:
-    settings = [
-        "clients.sampler=mine:loudest",
-        "clients.count=3",
-        "rounds=1",
-        "data.source=digits:clients=8",
-    ]
-    experiment = Experiment.connect(load_config(None, [*settings, "server.weights=unbiased"]))
-    with pytest.raises(UserError, match=r'server.weights = "unbiased" divides by inclusion probabilities'):
-        experiment.decisions.plan(0)
     experiment.close()

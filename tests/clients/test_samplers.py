@@ -11,7 +11,6 @@ import pytest
 from scipy.stats import chisquare
 
 from fedmpi import Cohort, ComponentFailure, UserError, client_sampler
-from fedmpi.clients.cohort import invited
 from fedmpi.clients.sampler import ClientNumbers, ClientSampler, View
 from fedmpi.clients.samplers import Oort, PowerOfChoice, clustered_by_size
 from fedmpi.common.registry import resolve
@@ -200,11 +199,6 @@ def test_a_cohort_is_sorted_and_a_client_listed_twice_was_drawn_twice(cohort: An
     found = sampler_of(mine).draw(view_of())
     assert found.clients.tolist() == [1, 3, 7] and found.multiplicity.tolist() == [1, 1, 2]
     assert found.inclusion is not None and found.inclusion.tolist() == [0.1, 0.3, max(cohort[1])]
-
-
-def test_as_many_are_asked_as_over_selection_says_and_no_more_than_there_are() -> None:
-    assert invited(3, 1.5, 99) == 5 and invited(10, 1.0, 99) == 10 and invited(10, 2.0, 15) == 15
-    assert invited(50, 1.1, 99) == 55 < 50 * 1.1  # in floats
 
 
 def test_a_sampler_sees_only_what_it_has_asked_for_and_cannot_change_sizes() -> None:

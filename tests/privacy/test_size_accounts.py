@@ -36,17 +36,6 @@ def spent(ledger: PrivacyLedger) -> np.ndarray:
     return found
 
 
-def test_only_those_asked_are_charged():
-    drawn = planner(*ASKED, "clients.sampler=uniform", "clients.count=2", "clients.failure_rate=0.5")
-    asked = [drawn.cohorts.draw(t, None).asked for t in range(6)]
-    plans = [drawn.plan(t) for t in range(6)]
-    answers = np.bincount(np.concatenate(asked), minlength=8)
-    assert [plan.facts["size_true"] for plan in plans] == [SIZES[ids].sum() for ids in asked]
-    assert np.array_equal(spent(drawn.accounts.ledger), answers)  # type: ignore[arg-type]
-    assert plans[-1].facts["size_epsilon_max"] == answers.max()
-    assert plans[-1].facts["size_epsilon_mean"] == answers.mean() == 12 / 8
-
-
 @pytest.mark.parametrize(
     "settings, named, known",
     [
@@ -93,14 +82,6 @@ def test_strata_of_labels_openings_and_schedules_by_label_disclose_sizes(setting
     found = exposure(load_config(None, [*PRIVATE, *settings]))
     assert (found and found.setting.split(" = ")[0]) == named
     assert found is None or found.all_clients == named.startswith("clients.sampler")  # else of the participants only
-
-
-def test_unclipped_answers_of_large_clients_are_counted_as_unprotected():
-    """Three of the sizes 10, 1, 30, 5, 5, 20, 9, 20 are above M − 1 = 19."""
-    rule = ("samples.size.estimate=randomized-response", "samples.size.max_size=20")
-    plans = [planner(*PRIVATE, *rule, f"samples.size.clip={clip}").plan(0) for clip in ("true", "false")]
-    assert [plan.facts["size_unprotected"] for plan in plans] == [0, 3]
-    assert [plan.facts["size_epsilon_max"] for plan in plans] == [3.0, math.inf]
 
 
 def test_a_single_unclipped_client_is_reported():

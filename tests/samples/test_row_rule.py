@@ -65,16 +65,6 @@ def test_a_sampler_is_given_the_requested_number_of_rows_per_client() -> None:
     assert expected_rows[6:] == pytest.approx([5 * 4 / 13, 5 * 3 / 13, 5 * 6 / 13])
 
 
-def test_a_rule_cannot_change_the_labels_that_are_trained_on() -> None:
-    @data_sampler
-    def careless(client: RowClient) -> list[int]:
-        client.labels[0] = 9
-        return [0]
-
-    with pytest.raises(ComponentFailure, match="read-only"):
-        rows_of(asked(careless), [0])
-
-
 @pytest.mark.parametrize(
     "answer",
     [np.array([2, 0], np.uint8), [1, 1], [0, 4], [-1, 0], [True, False] * 2, [[0, 1]], [0.0, 1.0], None],
@@ -89,7 +79,7 @@ def test_what_are_no_rows_is_rejected_naming_component_client_and_round(answer: 
         rows_of(asked(wrong), [0], round=7)
 
 
-@pytest.mark.parametrize("answer", [[], np.empty(0), (), range(2), (0, 3), np.array([1, 2], np.int32)])
+@pytest.mark.parametrize("answer", [np.empty(0), (0, 3), np.array([1, 2], np.int32)])
 def test_rows_may_be_any_sorted_whole_numbers(answer: Any) -> None:
     @data_sampler
     def given(client: RowClient) -> Any:

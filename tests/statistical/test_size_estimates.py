@@ -214,13 +214,3 @@ def test_a_saturated_run_names_which_setting_to_change():
             make_mechanism(*wrong)
     well = estimate_total("exact", np.full(10, 600), 3.0, 100, answer_stream(STREAMS, 0, False))
     assert saturations(well, 2048, 100) == {}
-
-
-def test_a_tiny_estimate_is_floored_at_one_sample_per_client():
-    found = [
-        estimate_total("randomized-response", np.full(50, 2), 0.5, 300, answer_stream(STREAMS, t, False))
-        for t in range(40)
-    ]
-    assert any(one.raw < 50 for one in found) and not all(one.raw < 50 for one in found)
-    for one in found:
-        assert one.total == max(one.raw, 50)

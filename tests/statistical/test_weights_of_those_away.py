@@ -55,17 +55,17 @@ def test_fedsso_gives_every_stratum_its_share_with_any_available_clients() -> No
     without one (0.35 and 0.11 of the rounds for the rarest two) leaves its share to the others.
 
     The means, 0.066 to 0.106, are those of equal shares among the available classes, by the binomial law; within
-    five standard errors of 1,000 rounds (false alarm 6e-6). Weights by presence would give 0.018 to 0.183.
+    five standard errors of 600 rounds (false alarm 6e-6). Weights by presence would give 0.018 to 0.183.
     """
     made = planner("preset=fedsso", "seed=5", "rounds=2000", BY_CLASS, by_label(np.arange(1, 11) / 10))
-    shares = class_weights(made, 1000, make_strata(LABELS))
+    shares = class_weights(made, 600, make_strata(LABELS))
     there = np.random.default_rng(0).binomial(10, np.arange(1, 11) / 10, (100_000, 10)) > 0
     expected = (there / there.sum(axis=1, keepdims=True)).mean(axis=0)
     assert expected[[0, 9]] == pytest.approx([0.066, 0.106], abs=0.001)
     error = shares.std(axis=0) / np.sqrt(len(shares))
     assert (np.abs(shares.mean(axis=0) - expected) < 5 * error + 5e-4).all()
     everybody = (shares > 0).all(axis=1)
-    assert everybody.sum() > 300 and shares[everybody] == pytest.approx(0.1, abs=1e-9)
+    assert everybody.sum() > 150 and shares[everybody] == pytest.approx(0.1, abs=1e-9)
 
 
 THIRTY = np.random.default_rng(2).integers(1, 50, 30)
@@ -124,7 +124,8 @@ def test_of_equally_fast_clients_none_is_preferred(preset: str) -> None:
     strata = make_strata(np.repeat(np.arange(3), [50, 30, 20]))
     for t in range(1, 1001):
         turnout = cohorts.draw(t, strata if preset == "fedsso" else None)
-        assert len(turnout.asked) >= 13 and turnout.cohort.inclusion == pytest.approx(0.1)
+        assert len(turnout.asked) == (14 if preset == "fedsso" else 13)
+        assert turnout.cohort.inclusion == pytest.approx(0.1)
         used[turnout.cohort.clients] += 1
     assert np.abs(used / 1000 - 0.1).max() < 5 * np.sqrt(0.09 / 1000)
 
@@ -160,37 +161,20 @@ EXPECTED = {"proportional": [1, 0.6, 0.4], "equal": [2 / 3] * 3, "neyman": [10 /
 
 
 @pytest.mark.parametrize("allocation", EXPECTED)
-def test_stratified_means_are_unbiased_with_fewer_participants_than_strata(allocation: str) -> None:
+@pytest.mark.parametrize("lost", [0.0, 0.4])
+def test_stratified_means_are_unbiased_with_fewer_participants_than_strata(allocation: str, lost: float) -> None:
     """Strata of 5, 3, 2 and m = 2: every round weighs N_h/N (1/E m_h) where m_h is 0 or 1; the mean, 1.1, is hit."""
     made = planner(
-        "preset=fedsts", "clients.count=2", "clients.sampler.within_stratum=uniform",
+        "preset=fedsts", "clients.count=2", "clients.sampler.within_stratum=uniform", f"clients.failure_rate={lost}",
         f"clients.sampler.allocation={allocation}", "rounds=1000", sizes=np.ones(10, np.int64), labels=SMALL,
     )  # fmt: skip
     strata, found = make_strata(SMALL, SPREADS), []
     for plan, c in rounds(made, 600, strata):
-        assert c == pytest.approx((SHARES / np.array(EXPECTED[allocation]))[SMALL[plan.clients]], abs=1e-9)
+        expected = (SHARES / np.array(EXPECTED[allocation]))[SMALL[plan.clients]]
+        assert lost or c == pytest.approx(expected, abs=1e-9)
         found.append(c @ VALUES[plan.clients])
     assert VALUES.mean() == pytest.approx(1.1)
     assert_mean(np.array(found), VALUES.mean())
-
-
-def test_stratified_means_are_those_of_the_available_strata() -> None:
-    """Σ N_h mean_h over those there, over Σ N_h of the strata with an available client: unbiased in every round."""
-    made = planner(
-        "preset=fedsts", "clients.count=1", "clients.sampler.within_stratum=uniform", "clients.availability=bernoulli",
-        "clients.availability.probability=0.4", "rounds=1000", sizes=np.ones(10, np.int64), labels=SMALL,
-    )  # fmt: skip
-    strata, errors = make_strata(SMALL, SPREADS), []
-    for plan, c in rounds(made, 600, strata):
-        there = made.cohorts.draw(plan.round, strata).present
-        assert not isinstance(there, int)
-        means = [VALUES[there[SMALL[there] == h]].mean() for h in np.unique(SMALL[there])]
-        target = np.average(means, weights=SHARES[np.unique(SMALL[there])]) if len(there) else 0.0
-        errors.append(c @ VALUES[plan.clients] - target)
-    assert_mean(np.array(errors), 0.0)
-
-
-TEN = make_strata(LABELS, np.ones(10), np.ones(100))
 
 
 @pytest.mark.parametrize("weighting", ["normalized", "unbiased", "literal"])
@@ -202,8 +186,3 @@ def test_a_share_of_the_clients_in_a_cluster_is_selected_where_the_others_are_le
         plan = made.plan(t, make_strata(labels))
         assert np.bincount(labels[plan.clients]).tolist() == [4, 2]
         assert plan.coefficients == pytest.approx(1 / 6, abs=1e-9)
-    six = planner("preset=fedsso", "clients.fraction=0.5", "clients.sampler.clustering.outliers=drop")
-    few = make_strata(np.where(np.arange(100) < 10, 0, -1))
-    assert len(six.plan(1, few).clients) == 5
-    more = planner("preset=fedsts", "clients.count=30", "clients.sampler.within_stratum=uniform")
-    assert len(more.plan(1, few).clients) == 10

@@ -91,8 +91,3 @@ WORLDS: dict[str, dict[str, Any]] = {
         "model.hidden": [9],
     },
 }
-
-
-def run(world: str, **further: Any) -> fedmpi.Run:
-    """A run on the data of one kind of task; keys with __ for the dot."""
-    return fedmpi.run("fedavg", {**BASE, **WORLDS[world], **{key.replace("__", "."): v for key, v in further.items()}})
