@@ -56,8 +56,6 @@ class View:
         Ratio of invited clients to clients needed.
     wanted : callable
         (clients) -> m, the clients to select, if a share is one of so many clients.
-    reader : str
-        The component that receives the view, for error messages: "clients.sampler = 'mine:loudest'".
     numbers, measured, counts, stream
         Sources of `last` and `age`, `fresh`, `class_counts`, and the generator.
     """
@@ -74,7 +72,6 @@ class View:
     measured: dict[str, Floats] = field(default_factory=dict)
     counts: Callable[[], Ints] | None = None
     stream: tuple[Purpose, int] = (Purpose.COHORT, 0)
-    reader: str = "clients.sampler"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sizes", read_only(self.sizes))
@@ -112,7 +109,7 @@ class View:
         """Return a number measured on the current model, float64 (N,); NaN except for this round's candidates."""
         if name not in self.measured:
             raise UserError(
-                f"{self.reader}: view.fresh({name!r}) is not measured: decorate the sampler with "
+                f"view.fresh({name!r}) is not measured: decorate the sampler with "
                 f"@client_sampler(measures=({name!r},)) and read it in draw(view), after candidates(view)"
             )
         return read_only(self.measured[name])
@@ -120,7 +117,7 @@ class View:
     def _kept(self, name: str) -> ClientNumbers:
         if self.numbers is None or name not in self.numbers.values:
             raise UserError(
-                f"{self.reader}: view.last({name!r}) and view.age({name!r}) are not kept: decorate the sampler with "
+                f"view.last({name!r}) and view.age({name!r}) are not kept: decorate the sampler with "
                 f"@client_sampler(needs=({name!r},))"
             )
         return self.numbers

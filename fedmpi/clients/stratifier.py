@@ -223,16 +223,13 @@ class Stratifier:
     def _report_noise(self, t: int, noise: int, rule: Noise) -> None:
         """Record the number of clients in no cluster; warn once if there are many."""
         self.noise = noise
-        log.info(
-            'round %d: OPTICS puts %d clients in no cluster; clients.sampler.clustering.outliers = "%s"', t, noise, rule
-        )
+        log.info('round %d: OPTICS puts %d clients in no cluster; outliers = "%s"', t, noise, rule)
         if noise > MOST_NOISE * self.clients and not self._warned:
             self._warned = True
             log.warning(
-                "round %d: OPTICS puts %d of %d clients in no cluster. If availability depends on the data, the mean "
-                'update is biased, since no similar client replaces them. Set server.weights = "unbiased" '
-                "(logged once)",
-                *(t, noise, self.clients),
+                "OPTICS puts %d of %d clients in no cluster. If availability depends on the data, the mean update is "
+                'biased, since no similar client replaces them. Set server.weights = "unbiased" (logged once)',
+                *(noise, self.clients),
             )
 
     def state(self) -> dict[str, Tensor]:

@@ -108,10 +108,7 @@ class CohortDraw:
     def _all(self, t: int) -> View:
         """Return the availability model's view of round t."""
         clients, stream = len(self.sizes), (Purpose.AVAILABILITY, OWN_DRAWS)
-        return View(
-            t, clients, self.sizes, clients, self.streams,
-            counts=self.counts, stream=stream, reader="clients.availability",
-        )  # fmt: skip
+        return View(t, clients, self.sizes, clients, self.streams, counts=self.counts, stream=stream)
 
     def _presence(self, t: int, present: Ints | int, strata: Strata | None) -> Presence | None:
         """Return the availability that weights need; None if all clients are available and none has been left out."""
@@ -154,7 +151,6 @@ class CohortDraw:
             wanted=self._wanted_of,
             numbers=self.numbers,
             counts=self.counts,
-            reader=f"clients.sampler = {self.sampler.name!r}",
         )
 
     def _wanted_of(self, clients: int) -> int:

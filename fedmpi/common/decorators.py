@@ -77,7 +77,7 @@ def data_sampler(*, pooled: bool = False, probability: str = "budget") -> dict[s
     pooled : bool
         True calls the rule once for the samples of all selected clients, concatenated client after client. The function
         is then `(pool, *, options) -> sorted positions`, the selected ones of [pool.start, pool.stop)
-        (`fedmpi.samples.row_rule.Pool`). It costs the same for a million clients as for ten.
+        (`fedmpi.samples.rules.Pool`). It costs the same for a million clients as for ten.
     probability : str
         Probability with which a pooled rule uses a sample. all: 1; budget: K over the samples of the available clients;
         estimate: K over the estimate of their number; cohort: K over the samples of the selected clients; ratio: the

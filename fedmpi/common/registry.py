@@ -76,7 +76,7 @@ KINDS = {
     kind.name: kind
     for kind in (
         Kind("client sampler", "clients.sampler", ("fedmpi.clients.samplers",)),
-        Kind("data sampler", "samples.sampler", ("fedmpi.samples.built_in_rules",)),
+        Kind("data sampler", "samples.sampler", ("fedmpi.samples.rules",)),
         Kind("weights", "server.weights", ("fedmpi.aggregation.weights",)),
         Kind("aggregator", "server.aggregator", ("fedmpi.aggregation.aggregators",)),
         Kind("server optimizer", "server.optimizer", ("fedmpi.aggregation.server_optimizers",)),

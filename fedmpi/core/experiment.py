@@ -61,7 +61,7 @@ from fedmpi.mpi.ranks import on_server
 from fedmpi.privacy.updates import check_buffers
 from fedmpi.records.checkpoint import model_file
 from fedmpi.records.provenance import digests, part_sources, versions
-from fedmpi.samples.row_rule import RowRule
+from fedmpi.samples.rules import RowRule
 from fedmpi.tasks.losses import task_loss
 from fedmpi.updates.attacks import FlippedLabels, attacked_updates, attackers
 

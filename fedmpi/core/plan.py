@@ -31,8 +31,7 @@ from fedmpi.local.optimizers import rate
 from fedmpi.mediators.groups import MediatorGroups
 from fedmpi.privacy.sizes import SizeEstimate, answer_stream, estimate_total, sampling_probability, saturations
 from fedmpi.privacy.updates import planned_participants
-from fedmpi.samples.built_in_rules import used_counts
-from fedmpi.samples.row_rule import RowRule
+from fedmpi.samples.rules import RowRule, used_counts
 
 log = logging.getLogger("fedmpi")
 

@@ -27,8 +27,7 @@ from fedmpi.local.sequential import LocalEngine, SequentialEngine, update_norms
 from fedmpi.local.work import ClientTask, LocalRule, RoundJob, Rows, WorkReport
 from fedmpi.mediators.relay import place_mediators, plan_relay, run_relay
 from fedmpi.mpi import Cluster
-from fedmpi.samples.built_in_rules import holders
-from fedmpi.samples.row_rule import RowRule, SampledRows
+from fedmpi.samples.rules import RowRule, SampledRows, holders
 from fedmpi.updates.traffic import keeps_moments
 
 FORWARDS_PER_GRADIENT = 3

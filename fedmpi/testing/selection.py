@@ -23,7 +23,7 @@ from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import AnyArray, Floats, Ints
 from fedmpi.data.statistics import target_distribution
 from fedmpi.mediators.groups import checked_mediators
-from fedmpi.samples.row_rule import RowRule
+from fedmpi.samples.rules import RowRule
 from fedmpi.testing.check import CLIENTS, FALSE_ALARM, Alike, Contract, Subject, cost, demand
 
 DRAWS, ROUNDS = 10_000, 20

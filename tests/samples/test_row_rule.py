@@ -11,7 +11,7 @@ import fedmpi
 from fedmpi import ComponentFailure, data_sampler
 from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.samples.row_rule import Pool, RowClient, RowRule
+from fedmpi.samples.rules import Pool, RowClient, RowRule
 
 LABELS = [np.array([0, 1, 1, 2]), np.array([], np.int64), np.array([3, 3, 3]), np.array([0, 0, 1, 2, 2, 2])]
 SIZES = np.array([len(labels) for labels in LABELS])

@@ -12,9 +12,8 @@ from scipy import stats
 from fedmpi.common.apportionment import offsets_of
 from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Streams
-from fedmpi.samples import built_in_rules as rules
-from fedmpi.samples.built_in_rules import BERNOULLI_BLOCK, RATIO_BLOCK, used_counts
-from fedmpi.samples.row_rule import RowRule
+from fedmpi.samples import rules
+from fedmpi.samples.rules import BERNOULLI_BLOCK, RATIO_BLOCK, RowRule, used_counts
 
 FALSE_ALARM = 1e-6
 UNEVEN = np.array([1, 3, 40, 2, 17, 1, 90, 46], np.int64)
