@@ -64,15 +64,10 @@ def choose_device(request: str, node_rank: int) -> torch.device:
     """Choose the device of a rank."""
     import torch
 
-    if request in ("auto", "cuda"):
-        visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if visible:
-            return torch.device("cuda", node_rank % visible)
-        if request == "cuda":
-            raise UserError("the device is set to 'cuda', but torch finds no CUDA device. Set it to 'auto' or 'cpu'")
-        return torch.device("cpu")
+    if request in ("auto", "cuda") and torch.cuda.is_available():
+        return torch.device("cuda", node_rank % torch.cuda.device_count())
     try:
-        device = torch.device(request)
+        device = torch.device("cpu" if request == "auto" else request)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).strip().split("\n")[0]
