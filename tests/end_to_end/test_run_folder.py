@@ -8,7 +8,17 @@ from pathlib import Path
 import pytest
 
 import fedmpi
-from tests.end_to_end.runs import ROUNDS, Done, assert_same_curve_to_rounding, curve, records
+from tests.end_to_end.runs import (
+    RICH,
+    ROUNDS,
+    SECONDS,
+    TRAIN,
+    Done,
+    assert_same_curve_to_rounding,
+    curve,
+    records,
+)
+from tests.mpi.launch import run_mpi
 
 pytestmark = pytest.mark.timeout(600)  # seconds, with its fixtures, on a busy machine
 ALWAYS = {
@@ -22,8 +32,12 @@ PHASES = {"plan", "load", "train", "reduce", "apply", "evaluate"}
 
 
 @pytest.fixture(scope="module")
-def run(undisturbed: Done) -> Done:
-    return undisturbed
+def run(tmp_path_factory: pytest.TempPathFactory) -> Done:
+    """A finished run of rich.toml on three ranks."""
+    folder = tmp_path_factory.mktemp("rich") / "RUN"
+    job = run_mpi(3, [*TRAIN, RICH, "--out", folder], timeout=SECONDS)
+    assert job.returncode == 0, job.stderr
+    return Done(folder, job)
 
 
 def test_the_folder_holds_what_the_manual_lists(run: Done):
