@@ -201,27 +201,15 @@ def run(
                 raise UserError("resume needs out, the folder of the run to continue")
             folder = None if out is None else named_folder(str(out))
             loaded = _configured(config, {} if overrides is None else overrides, data, model)
-        return _connected(loaded, folder, resume, on_round, progress, stop)
-
-
-def _connected(
-    config: Config,
-    folder: Path | None,
-    resume: bool,
-    on_round: OnRound | None,
-    progress: bool,
-    stop: Callable[[], bool] | None,
-) -> Run:
-    """Return the finished run of this rank, after joining the other ranks."""
-    with ExitStack() as after, ending_together():
-        cluster = Cluster.connect(reduction=config.cluster.reduction)
-        after.callback(cluster.close)
-        rearm = after.enter_context(stall_timeout(config.cluster.stall_timeout if cluster.size > 1 else 0.0))
-        # before anything slow:
-        on_server(cluster, lambda: refuse_held(folder) if folder is not None else None)
-        experiment = Experiment.connect(config, cluster)
-        after.callback(experiment.close)
-        return _run(experiment, folder, resume, progress, on_round=on_round, stop=stop, rearm=rearm)
+        with ending_together():
+            cluster = Cluster.connect(reduction=loaded.cluster.reduction)
+            after.callback(cluster.close)
+            rearm = after.enter_context(stall_timeout(loaded.cluster.stall_timeout if cluster.size > 1 else 0.0))
+            # before anything slow:
+            on_server(cluster, lambda: refuse_held(folder) if folder is not None else None)
+            experiment = Experiment.connect(loaded, cluster)
+            after.callback(experiment.close)
+            return _run(experiment, folder, resume, progress, on_round=on_round, stop=stop, rearm=rearm)
 
 
 @contextmanager

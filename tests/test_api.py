@@ -113,18 +113,6 @@ def test_a_preset_a_file_keys_and_a_configuration_say_the_same(tmp_path: Path):
     assert fedmpi.Config.load(tmp_path / "run.toml", {"local.lr": 0.5}).local.lr == 0.5
 
 
-def test_a_configuration_is_filled_by_its_preset():
-    config = fedmpi.Config(preset="fedprox", local={"lr": 0.5})
-    assert config.local.proximal_mu == preset_table("fedprox")["local"]["proximal_mu"] > 0
-    assert config.local.lr == 0.5
-    share = fedmpi.Config(preset="fedavg", clients={"fraction": 0.5})
-    assert share.clients.count is None and share.clients.fraction == 0.5
-
-
-def preset_table(name: str) -> dict[str, Any]:
-    return next(preset.table for preset in fedmpi.presets() if preset.name == name)
-
-
 def test_keys_over_a_complete_configuration_replace_its_own():
     config = fedmpi.Config(preset="fedavg", rounds=1)
     run = fedmpi.run(config, {"clients.sampler": "all", "model.hidden": [4]})
@@ -182,8 +170,7 @@ def test_what_the_configuration_says_of_objects_is_their_names(tmp_path: Path):
     run = fedmpi.run("fedavg", {"rounds": 1}, model=own_net, data=digits(), out=tmp_path / "run")
     written = (tmp_path / "run" / "config.toml").read_text()
     assert f'model = "{own_net.__module__}:own_net"' in written and 'source = "ClientArrays:arrays-' in written
-    again = fedmpi.load_run(tmp_path / "run")
-    assert same_values(again.model, run.model) if own_net.__module__ in sys.modules else True
+    assert same_values(fedmpi.load_run(tmp_path / "run").model, run.model)
     more = fedmpi.run("fedavg", {"rounds": 1}, model=own_net, data=digits(), out=tmp_path / "run", resume=True)
     assert untimed(more.records) == untimed(run.records)
 
@@ -234,12 +221,8 @@ def test_handlers_threads_generators_and_logging_are_as_before(tmp_path: Path, c
         small(out=tmp_path / "plain", more={"checkpoint.every": 1})
         small(more={"server.exact": True, "cluster.threads": 1})
         fedmpi.run("fedavg", {"rounds": 1, "clients.count": 2, "cluster.threads": 1}, model=unsettling)
-        with pytest.raises(ZeroDivisionError):
-            try:
-                small(out=tmp_path / "failing", on_round=lambda record: 1 / 0)
-            except fedmpi.ComponentFailure as failure:
-                assert failure.__cause__ is not None
-                raise failure.__cause__ from None
+        with pytest.raises(fedmpi.ComponentFailure):
+            small(out=tmp_path / "failing", on_round=lambda record: 1 / 0)
         assert state() == before
     finally:
         torch.set_num_threads(before_threads)

