@@ -104,7 +104,7 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("owner holds 1", {"owner": OWNER + 10**12}),
     ("owner holds object", {"owner": np.array([None, *OWNER[1:]])}),
     ("owner is int64 (59,)", {"owner": OWNER[1:]}),
-    ("clients = 3", {"clients": 3}),
+    ("clients = 5", {"clients": 5}),
     ("clients = 7", {"owner": OWNER.astype(str), "clients": 7}),
     ("class counts", {"clients": 10**6, "classes": 10**6}),
     ("none of the 2 classes", {"classes": 2}),
