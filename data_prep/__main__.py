@@ -215,7 +215,7 @@ def requested(data: RawDataset, clients: int | None, generator: np.random.Genera
     if not data.has_classes:
         return data, Request(np.zeros(len(data.train), np.int64), 1, clients, generator, users)
     labels = data.y[data.train].astype(np.int64)
-    return data, Request(labels, data.classes, clients, generator, users, data.class_names, data.superclasses)
+    return data, Request(labels, data.classes, clients, generator, users, data.class_names)
 
 
 def flag(name: str) -> str:

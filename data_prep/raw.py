@@ -57,7 +57,6 @@ class RawDataset:
     vectors: npt.NDArray[np.float32] | None = None
     extras: dict[str, AnyArray] = field(default_factory=dict)  # Further arrays stored once beside the shards
     notes: tuple[str, ...] = ()  # Notes for the user about the data, for the manifest
-    superclasses: Ints | None = None  # (C,): Superclass of every class, for the partition pachinko
     given_y: Ints | None = None  # (n,): Classes that clients train on, if they differ from `y`, the true ones
     # ``fit(data, rows)`` is `data` with the normalization or vocabulary of these rows for training; None if fixed
     fit: Callable[[RawDataset, Ints], RawDataset] | None = None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +93,7 @@ def _images(path: Path, label_key: str, classes: int) -> tuple[NDArray[np.uint8]
 
 
 def read_cifar(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
-    """Read CIFAR-10, or CIFAR-100 with its fine labels and their superclasses; features (3, 32, 32) uint8."""
+    """Read CIFAR-10, or CIFAR-100 with its fine labels; features (3, 32, 32) uint8."""
     classes = int(data_set.classes)
     files = [f"data_batch_{number}" for number in range(1, 6)] if classes == 10 else ["train"]
     about, tested, prefix = ("batches.meta", "test_batch", "") if classes == 10 else ("meta", "test", "fine_")
@@ -107,25 +106,6 @@ def read_cifar(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally)
     mean, std = STATISTICS[classes]
     read = rows_of(*(images for images, _ in (*parts, test)))
     data = data_set.images(names, read, labels, test[1], mean=mean, std=std)
-    if classes == 100:
-        data = replace(data, superclasses=_superclasses(train[0], labels))
-        official = hashlib.sha256("\n".join(names).encode()).hexdigest() == NAMES100
-    else:
-        official = names == CLASSES
+    digest = hashlib.sha256("\n".join(names).encode()).hexdigest()
+    official = names == CLASSES if classes == 10 else digest == NAMES100
     return data if official else not_official(data, tally)
-
-
-def _superclasses(path: Path, labels: Ints) -> Ints | None:
-    """Return the superclass of every class, int64 (100,), from the coarse and fine labels; None without coarse labels.
-
-    A class without images in the file is its own superclass.
-    """
-    batch = load_batch(path)
-    if "coarse_labels" not in batch:
-        return None
-    coarse = np.array(_listed(path, batch, "coarse_labels", int, len(labels)), np.int64)
-    found = int(coarse.max(initial=0)) + 1 + np.arange(100)
-    found[labels] = coarse
-    if (wrong := np.flatnonzero(found[labels] != coarse)).size:
-        raise UserError(f"{path}: images of class {labels[wrong[0]]} have several coarse labels; fetch it again")
-    return found

@@ -24,11 +24,6 @@ Positive = Annotated[float, Field(ge=1e-4, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 CountOrZero = Annotated[int, Field(ge=0)]
-NEEDS = {
-    "users": "names its users, one for every sample (--user COLUMN for tables)",
-    "superclasses": "says to which superclass each class belongs (CIFAR-100 does)",
-}
-"""Data beside labels that a partition scheme may need, in words."""
 CELLS = 1 << 22
 """Number of class counts computed at once."""
 
@@ -85,7 +80,6 @@ class Request:
     generator: np.random.Generator  # Random stream of the partition
     users: Ints | None = None  # (n,): Natural client of every row
     class_names: tuple[str, ...] = ()  # Names of the C classes; empty if they are not known
-    superclasses: Ints | None = None  # (C,): Superclass of every class
 
     @property
     def stock(self) -> Ints:
@@ -107,10 +101,10 @@ def partition(name: str, request: Request, labeled: bool = True, **options: Opti
     """Draw a partition; `labeled` is False if rows have no classes."""
     scheme = resolve("partition", name)
     used = completed(scheme, request.clients, options)
-    needs = scheme.marks.get("needs")
-    if needs and getattr(request, needs) is None:
+    if scheme.marks.get("by_user") and request.users is None:
         raise UserError(
-            f"the partition {name} needs a data set that {NEEDS[needs]}, and this one does not. Choose another"
+            f"the partition {name} needs a data set that names its users, one for every sample (--user COLUMN for "
+            "tables), and this one does not. Choose another"
         )
     if scheme.marks.get("by_label") and not labeled:
         raise UserError(

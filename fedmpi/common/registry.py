@@ -70,7 +70,7 @@ class Kind:
         return "--" + name.replace("_", "-") if self.key.startswith("--") else f"{self.key}.{name}"
 
 
-SCHEMES = tuple(f"data_prep.partitions.{family}" for family in ("labels", "sizes", "mixes", "astraea"))
+SCHEMES = tuple(f"data_prep.partitions.{family}" for family in ("labels", "sizes", "astraea"))
 """Modules of partitions, in the order in which they are listed."""
 KINDS = {
     kind.name: kind

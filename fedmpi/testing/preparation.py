@@ -37,9 +37,8 @@ def _partition(subject: Subject, labels: Ints, clients: int, seed: int = 1) -> A
     generator = Streams(seed).generator(Purpose.PARTITION)
     if built_in_name(subject.part.object) is None:
         return subject.made()(labels, clients, generator)
-    k = np.arange(len(labels))
-    users, superclasses = k * 7 % (len(labels) // ROWS_PER_USER), np.arange(CLASSES) // 2
-    request = Request(labels, CLASSES, clients, generator, users, (), superclasses)
+    users = np.arange(len(labels)) * 7 % (len(labels) // ROWS_PER_USER)
+    request = Request(labels, CLASSES, clients, generator, users)
     return partition(subject.part.name, request, **subject.options).owners(len(labels))
 
 

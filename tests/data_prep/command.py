@@ -28,11 +28,10 @@ def drawn(
     clients: int | None,
     generator: np.random.Generator,
     users: np.ndarray | None = None,
-    superclasses: np.ndarray | None = None,
     class_names: tuple[str, ...] = (),
     labeled: bool = True,
     **options: Any,
 ) -> Partition:
     """Draw a partition of rows with these labels."""
-    request = Request(labels, classes, clients, generator, users, class_names, superclasses)
+    request = Request(labels, classes, clients, generator, users, class_names)
     return partition(name, request, labeled, **options)

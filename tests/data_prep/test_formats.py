@@ -22,7 +22,7 @@ from fedmpi import UserError
 from fedmpi.data.opening import open_store
 from fedmpi.describe.data import inspect_folder
 from tests.data_prep.command import main
-from tests.data_prep.layouts import class_folders, emnist_files, leaf
+from tests.data_prep.layouts import cifar10, class_folders, emnist_files, idx, leaf, mnist
 
 RNG = np.random.default_rng(7)
 # data set, folder of the real files, further words, (training samples used, test samples, classes)
@@ -124,6 +124,35 @@ def test_emnist_is_turned_upright_and_its_labels_begin_at_zero(data_folder: Path
         read("emnist-letters", tmp_path)
 
 
+@pytest.mark.parametrize(("classes", "first"), [(10, 0), (26, 1)])
+def test_another_set_under_mnists_names_is_not_called_mnist(classes: int, first: int, tmp_path: Path) -> None:
+    mnist(tmp_path, classes, first)
+    raw = read("mnist", tmp_path, tally := Tally())
+    assert raw.name == "mnist-format" and raw.licence == raw.citation == "not stated"
+    assert raw.class_names == tuple(str(first + label) for label in range(classes))
+    assert abs(raw.mean[0] - 49.5 / 255) < 0.01 and abs(raw.std[0] - 0.1132) < 0.01
+    assert "these are not mnist's own files" in tally.notes[0] and raw.notes == tuple(tally.notes)
+    (tmp_path / "t10k-images-idx3-ubyte").write_bytes(idx(np.zeros((60, 20, 20))))
+    with pytest.raises(UserError, match="do not belong together"):
+        read("mnist", tmp_path)
+
+
+def test_mnist_is_known_by_content_zipped_or_not(data_folder: Path, tmp_path: Path) -> None:
+    for path in (data_folder / "mnist").iterdir():
+        (tmp_path / path.stem).write_bytes(gzip.decompress(path.read_bytes()))
+    raw = read("mnist", tmp_path)
+    assert (raw.name, raw.mean, raw.std, raw.fit) == ("mnist", (0.1307,), (0.3081,), None)
+    for path in tmp_path.iterdir():  # the ending without zip
+        path.rename(path.with_name(path.name + ".gz"))
+    again = read("mnist", tmp_path)
+    rows = np.arange(0, 70_000, 999)
+    assert again.name == "mnist" and np.array_equal(raw.read(rows), again.read(rows))
+    with (tmp_path / "t10k-labels-idx1-ubyte.gz").open("r+b") as labels:
+        labels.seek(-1, 2)
+        labels.write(b"\x07")
+    assert read("mnist", tmp_path).name == "mnist-format"
+
+
 # CIFAR's pickles
 
 
@@ -137,21 +166,23 @@ def test_cifar_rows_are_those_that_pickle_reads(data_folder: Path) -> None:
     assert np.allclose(pixels, raw.mean, atol=0.02)
 
 
-ROWS = {"data": RNG.integers(0, 256, (4, 3072), np.uint8), "fine_labels": [7, 7, 9, 2], "coarse_labels": [3, 3, 0, 3]}
+def test_another_set_in_cifars_format_is_not_called_cifar(tmp_path: Path) -> None:
+    cifar10(tmp_path)
+    raw = read("cifar10", tmp_path)
+    assert raw.name == "cifar10-format" and raw.licence == "not stated" and abs(raw.mean[0] - 0.5) < 0.02
+
+
+ROWS = {"data": RNG.integers(0, 256, (4, 3072), np.uint8), "fine_labels": [7, 7, 9, 2]}
 
 
 @pytest.mark.parametrize("protocol", [2, 4])
-def test_cifar_100_has_fine_labels_and_their_superclasses(tmp_path: Path, protocol: int) -> None:
+def test_cifar_100_has_fine_labels(tmp_path: Path, protocol: int) -> None:
     for part in ("train", "test"):
         (tmp_path / part).write_bytes(pickle.dumps(ROWS, protocol))
     (tmp_path / "meta").write_bytes(pickle.dumps({"fine_label_names": [f"c{label}" for label in range(100)]}, protocol))
     raw = read("cifar100", tmp_path)
     assert np.array_equal(raw.read(np.array([3, 0])).reshape(2, -1), ROWS["data"][[3, 0]])
-    assert raw.y[raw.train].tolist() == ROWS["fine_labels"] and raw.superclasses is not None
-    assert raw.superclasses[[7, 9, 2]].tolist() == [3, 0, 3] and raw.superclasses.dtype == np.int64
-    assert len({*raw.superclasses[:2].tolist(), 0, 3}) == 4  # classes without an image are superclasses of one class
-    (tmp_path / "train").write_bytes(pickle.dumps({key: ROWS[key] for key in ("data", "fine_labels")}, protocol))
-    assert read("cifar100", tmp_path).superclasses is None
+    assert raw.y[raw.train].tolist() == ROWS["fine_labels"]
 
 
 @pytest.mark.parametrize(
@@ -162,7 +193,6 @@ def test_cifar_100_has_fine_labels_and_their_superclasses(tmp_path: Path, protoc
         ("train", {"fine_labels": "7791"}, "'fine_labels' is not a list of 4 values"),
         ("train", {"data": np.zeros((4, 3000), np.uint8)}, r"'data' is uint8 \(4, 3000\) instead of uint8"),
         ("train", {"data": np.zeros((4, 3072), np.int16)}, "not a CIFAR batch .*i2, not uint8"),
-        ("train", {"coarse_labels": [3, 4, 0, 3]}, "images of class 7 have several coarse labels"),
         ("meta", {"fine_label_names": [1] * 100}, "not a list of 100 values of type str"),
         ("meta", {"fine_label_names": ["a"]}, "not a list of 100 values"),
     ],
@@ -259,6 +289,17 @@ def test_femnist_is_read_from_tff_hdf5(tmp_path: Path) -> None:
     raw = read("femnist", tmp_path)
     assert raw.user_names == ("f0_1",) and raw.y[raw.train].tolist() == train["f0_1"][1]
     assert np.array_equal(raw.read(np.arange(4)).reshape(4, -1), np.rint(np.array(train["f0_1"][0]) * 255))
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(b"<html>moved</html>", "is not an HDF5 file"), (b"\x89HDF\r\n\x1a\n" + bytes(40), "not a TFF file")],
+)
+def test_damaged_tff_files_are_named(content: bytes, reason: str, tmp_path: Path) -> None:
+    for part in ("train", "test"):
+        (tmp_path / f"fed_emnist_{part}.h5").write_bytes(content)
+    with pytest.raises(UserError, match=reason):
+        read("femnist", tmp_path)
 
 
 def test_shakespeares_characters_predict_the_next(tmp_path: Path) -> None:

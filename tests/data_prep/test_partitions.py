@@ -19,11 +19,9 @@ from tests.data_prep.command import drawn
 
 
 def draw(name: str, labels: np.ndarray, classes: int, clients: int | None, seed: int = 0, **options: Any) -> Partition:
-    """Users hold three rows each; superclasses are pairs of classes."""
-    rows = np.arange(len(labels))
-    known = {"users": rows * 7919 % max(1, len(labels) // 3), "superclasses": np.arange(classes) // 2}
-    generator = Streams(seed).generator(Purpose.PARTITION)
-    return drawn(name, labels, classes, clients, generator, **known, **options)
+    """Draw a partition of rows of which every user holds three."""
+    users = np.arange(len(labels)) * 7919 % max(1, len(labels) // 3)
+    return drawn(name, labels, classes, clients, Streams(seed).generator(Purpose.PARTITION), users, **options)
 
 
 def counts_of(made: Partition, labels: np.ndarray, classes: int) -> np.ndarray:
@@ -37,9 +35,6 @@ EVERYTHING_USED = [
     ("dirichlet", {"alpha": 0.001}),
     ("dirichlet", {"alpha": 10.0, "redraws": 0}),
     ("dirichlet", {"alpha": 0.05, "by": "client"}),
-    ("inner-dirichlet", {"alpha": 0.05}),
-    ("inner-dirichlet", {"alpha": 0.001, "sigma": 1.0}),
-    ("pachinko", {}),
     ("sizes", {"law": "even"}),
     ("sizes", {"law": "linear"}),
     ("sizes", {"law": "square"}),
@@ -54,12 +49,10 @@ SOME_DROPPED = [
     ("pathological", {"classes_per_client": 2}),
     ("pathological", {"classes_per_client": 1, "draws": "first"}),
     ("pathological", {"classes_per_client": 3, "draws": "rotated"}),
-    ("pachinko", {"size": 2}),
     ("lognormal", {"mean": 1.5, "sigma": 2.0}),
     ("lognormal", {"mean": 30.0, "law": "code"}),
     ("label-sorted", {"size": 4}),
     ("user", {}),
-    ("user-groups", {"group": 2, "rest": "spread"}),
     *(("astraea", {"variant": variant}) for variant in ("BAL1", "BAL2", "INS", "LTRF1", "LTRF2", "NORMAL")),
 ]
 
@@ -211,12 +204,8 @@ def test_users_are_clients_and_small_ones_can_be_left_out() -> None:
         ("sizes", 3, {"mean": 99.0}, "--mean"),
         ("lognormal", 20, {"sigma": 1000.0}, "--mean .* and --sigma .* overflow"),
         ("user", 400, {}, "--min-samples"),
-        ("user-groups", None, {"group": 99, "rest": "drop"}, "make 0 groups of 99"),
-        ("user-groups", 17, {"group": 2}, "make 16 groups of 2"),
         ("pathological", 3, {"classes_per_client": 11}, "10 classes"),
         ("pathological", 60, {"classes_per_client": 9}, "drew class .* which has 10 samples"),
-        ("inner-dirichlet", 101, {"alpha": 1.0}, "at most 100 clients"),
-        ("pachinko", 30, {"size": 4}, "need 120, and there are 100"),
         ("astraea", 3, {"variant": "LTRF2", "skew": -1.0}, "--skew"),
         ("astraea", 3, {"variant": "BAL1", "total": 101}, "--total 101 is more than the 100"),
     ],
@@ -226,24 +215,50 @@ def test_impossible_requests_are_rejected_in_a_sentence(name, clients, options, 
         draw(name, np.arange(100) % 10, 10, clients, **options)
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "words"),
-    [
-        ("user", {}, "names its users"),
-        ("pachinko", {}, "superclass"),
-    ],
-)
-def test_what_a_law_needs_of_the_data_set_is_reported(name, options, words) -> None:
-    with pytest.raises(UserError, match=words):
-        drawn(name, np.arange(30) % 3, 3, 2, np.random.default_rng(0), **options)
-
-
-def test_schemes_that_use_classes_are_rejected_where_rows_have_none() -> None:
+def test_schemes_that_use_classes_or_users_are_rejected_where_rows_have_none() -> None:
+    with pytest.raises(UserError, match="names its users"):
+        drawn("user", np.arange(30) % 3, 3, 2, np.random.default_rng(0))
     for name, options in (("dirichlet", {"alpha": 1.0}), ("shards", {}), ("label-sorted", {})):
         with pytest.raises(UserError, match="have no classes"):
             drawn(name, np.zeros(40, np.int64), 1, 4, np.random.default_rng(0), labeled=False, **options)
     made = drawn("iid", np.zeros(40, np.int64), 1, 4, np.random.default_rng(0), labeled=False)
     assert made.sizes.tolist() == [10, 10, 10, 10]
+
+
+def test_every_client_of_the_pathological_law_draws_its_classes_uniformly() -> None:
+    """4,000 clients, 45 pairs of 10 classes, independent: chi-square of 44 degrees at 1e-5 is 96."""
+    labels = np.repeat(np.arange(10), 3000)
+    counts = counts_of(draw("pathological", labels, 10, 4000, classes_per_client=2), labels, 10)
+    pairs = Counter(tuple(np.flatnonzero(row)) for row in counts)
+    assert all(len(pair) == 2 for pair in pairs) and len(pairs) == 45
+    assert sum((seen - 4000 / 45) ** 2 for seen in pairs.values()) / (4000 / 45) < 96
+
+
+@pytest.mark.parametrize("draws", ["random", "first", "rotated"])
+def test_a_class_is_shared_evenly_among_the_clients_that_drew_it(draws: str) -> None:
+    labels = np.repeat(np.arange(7), [0, 100, 333, 250, 90, 400, 127])
+    made = draw("pathological", labels, 7, 30, classes_per_client=2, draws=draws)
+    counts = counts_of(made, labels, 7)
+    assert ((counts > 0).sum(axis=1) == 2).all()
+    for label in range(1, 7):
+        held = counts[counts[:, label] > 0, label]
+        assert np.ptp(held) <= 1 and held.sum() == (labels == label).sum()
+    present = np.arange(1, 7)
+    if draws == "first":
+        assert all(counts[k, present[k % 6]] > 0 for k in range(30))
+    if draws == "rotated":
+        assert all(counts[k, present[k % 6]] and counts[k, present[(k + 1) % 6]] for k in range(30))
+
+
+@pytest.mark.parametrize(("law", "size"), [("linear", lambda k: k), ("square", lambda k: k * k)])
+def test_ranked_sizes_are_the_ranks_or_their_squares(law: str, size) -> None:
+    wanted = [size(k) for k in range(1, 31)]
+    made = draw("sizes", np.zeros(sum(wanted), np.int64), 1, 30, law=law)
+    assert sorted(made.sizes.tolist()) == wanted
+    ranks = np.mean(
+        [draw("sizes", np.zeros(sum(wanted), np.int64), 1, 30, seed, law=law).sizes[0] for seed in range(99)]
+    )
+    assert abs(ranks - np.mean(wanted)) < 5 * np.std(wanted) / np.sqrt(99)  # any client may be the largest
 
 
 def test_lognormal_sizes_follow_the_paper_and_the_published_code() -> None:

@@ -25,12 +25,9 @@ NEEDED: dict[str, dict[str, Any]] = {
     "weights q-ffl": {"server.weights.q": 1.0},
     "availability label-group": {"clients.availability.by_label": [0.9, 0.5]},
     "partition dirichlet": {"alpha": 0.5},
-    "partition inner-dirichlet": {"alpha": 0.5},
     "partition label-sorted": {"size": 20},
     "partition astraea": {"variant": "BAL2"},
-    "partition user-groups": {"group": 2},
     "partition attribute": {"attribute": "mean"},
-    "partition pachinko": {"clients": 2, "size": 20},
 }
 """Settings that a component needs, and choices that go with it."""
 WRITTEN = {part.name: part for part in fedmpi.components("data set") if part.name != "digits"}

@@ -12,14 +12,12 @@ from data_prep.raw import RawDataset, rows_of
 
 
 def read(raw: Path) -> RawDataset:
-    """Fine labels; TFF's clients are the natural ones, and the coarse labels are for the partition pachinko."""
-    superclasses = np.arange(100) + 20  # a class without an image is a superclass of its own
+    """Fine labels; TFF's clients, a pachinko allocation (W. Li and A. McCallum 2006), are the natural ones."""
     parts = []
     for part in ("train", "test"):
-        clients = list(tff_clients(raw / f"fed_cifar100_{part}.h5", ("image", "label", "coarse_label")))
+        clients = list(tff_clients(raw / f"fed_cifar100_{part}.h5", ("image", "label")))
         x = np.concatenate([arrays["image"] for _, arrays in clients]).transpose(0, 3, 1, 2)
         y = np.concatenate([arrays["label"] for _, arrays in clients]).astype(np.int64)
-        superclasses[y] = np.concatenate([arrays["coarse_label"] for _, arrays in clients])
         parts.append((x, y, np.repeat([name for name, _ in clients], [len(one["label"]) for _, one in clients])))
     x, y, clients = zip(*parts, strict=True)
     names, users = np.unique(np.concatenate(clients), return_inverse=True)
@@ -41,5 +39,4 @@ def read(raw: Path) -> RawDataset:
         user_names=tuple(names.tolist()),
         licence="no formal licence; cite the technical report",
         citation="A. Krizhevsky, Learning multiple layers of features from tiny images, 2009",
-        superclasses=superclasses,
     )
