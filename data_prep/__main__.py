@@ -12,8 +12,7 @@ import shlex
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,7 +22,6 @@ import pooch
 import requests
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from data_prep.datasets import DATASETS, data_set
 from data_prep.output import FULL, check_folder
@@ -201,8 +199,8 @@ def prepare(
         change = shifted if part.kind == SHIFT else with_label_noise
         found = change(found, drawn, part, given[part], seed)
     command = "python -m data_prep " + shlex.join(context.obj).encode("utf-8", "backslashreplace").decode()
-    with _shown_bytes(console) as progress:
-        write_shards(found, drawn, out, shards, seed, command, val, overwrite, progress)
+    console.print(f"writing {len(drawn.rows):,} training samples to {out}", markup=False)
+    write_shards(found, drawn, out, shards, seed, command, val, overwrite)
     inspect_folder(out).render(console)
 
 
@@ -257,19 +255,6 @@ def parse_options(
                 raise UserError(f"{written} needs a value: {option.doc or 'an option of your own'}")
             given[part][name] = value if equals else True
     return given
-
-
-@contextmanager
-def _shown_bytes(console: Console) -> Iterator[Callable[[int, int], None]]:
-    """Give a function that shows how many bytes are written of how many, on a terminal."""
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(TextColumn("writing"), *columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task("writing", total=None)
-
-        def update(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
-
-        yield update
 
 
 def _locate(data: DataSet, raw: Path | None, download: bool) -> Path | None:

@@ -5,7 +5,6 @@ Memory is bounded by one chunk of features. The manifest is written last, so a f
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -49,7 +48,6 @@ from fedmpi.data.statistics import VALIDATION as VALIDATION_PART
 _HOLD_OUT_STREAM = 1  # the partition itself draws from stream 0
 
 CHUNK_BYTES = 8 << 20  # larger ones leave the allocator's reuse, and each fresh page costs a fault
-Progress = Callable[[int, int], None]
 
 
 def write_shards(
@@ -61,7 +59,6 @@ def write_shards(
     command: str,
     val_fraction: float = 0.0,
     overwrite: bool = False,
-    progress: Progress | None = None,
     held: tuple[Ints, Ints | None] | None = None,
 ) -> Manifest:
     """Write the shards of a partitioned data set and their manifest.
@@ -75,7 +72,7 @@ def write_shards(
     _check(plan.raw)
     with preparing(folder, overwrite):
         try:
-            manifest = _write(plan, folder, seed, command, progress).to_json()
+            manifest = _write(plan, folder, seed, command).to_json()
             write_whole(folder / MANIFEST, manifest.encode("utf-8", "backslashreplace"))
         except OSError as error:
             size = (len(partition.rows) + len(raw.test) + (0 if held is None else len(held[0]))) * row_bytes(raw)
@@ -151,25 +148,17 @@ def _client_ids(raw: RawDataset, partition: Partition) -> AnyArray:
     return np.array([raw.user_names[user].encode("utf-8", "replace") for user in partition.users])
 
 
-def _write(plan: ShardPlan, folder: Path, seed: int, command: str, progress: Progress | None) -> Manifest:
+def _write(plan: ShardPlan, folder: Path, seed: int, command: str) -> Manifest:
     """Write all files except the manifest, which is returned.
 
     While one shard is filled, the previous one is flushed and its checksum is computed.
     """
     raw, partition = plan.raw, plan.partition
-    total, done = (len(plan.rows) + len(plan.held)) * row_bytes(raw), 0
-
-    def tick(amount: int) -> None:
-        nonlocal done
-        done += amount
-        if progress is not None:
-            progress(done, total)
-
     with ThreadPoolExecutor(1) as finisher:
         pending, parts = [], []
         for index, (first, last) in enumerate(zip(plan.starts.tolist(), plan.starts[1:].tolist(), strict=False)):
             path, count = folder / shard_name(index), int(plan.offsets[last] - plan.offsets[first])
-            parts.append(_fill_shard(plan, first, last, path, tick))
+            parts.append(_fill_shard(plan, first, last, path))
             pending.append(finisher.submit(entry, path, first, last - first, count))
         train = tuple(file.result() for file in pending)
     rows, hashes = {TRAINING: plan.rows}, {TRAINING: np.concatenate(parts)}
@@ -181,14 +170,14 @@ def _write(plan: ShardPlan, folder: Path, seed: int, command: str, progress: Pro
                 store(h5, OFFSETS, offsets)
                 store(h5, CLIENT_IDS, plan.client_ids)
             rows[VALIDATION_PART] = plan.held
-            hashes[VALIDATION_PART] = _stream(h5, raw, plan.held, raw.y, target_dtype(raw), tick)
+            hashes[VALIDATION_PART] = _stream(h5, raw, plan.held, raw.y, target_dtype(raw))
         val = entry(path, 0, 0 if offsets is None else len(offsets) - 1, len(plan.held))
     rows[TESTING] = raw.test
     if partition.balanced_test and raw.has_classes:
         rows[TESTING] = raw.test[balanced_rows(raw.y[raw.test], raw.classes, partition.test_total)]
     with new_h5(folder / TEST) as h5:
         dtype = np.dtype(np.int64) if raw.has_classes else target_dtype(raw)
-        hashes[TESTING] = _stream(h5, raw, rows[TESTING], raw.y, dtype, lambda amount: None)
+        hashes[TESTING] = _stream(h5, raw, rows[TESTING], raw.y, dtype)
     test = entry(folder / TEST, samples=len(rows[TESTING]))
     shared = duplicates(hashes)
     notes = duplicate_notes(shared, {part: len(samples) for part, samples in hashes.items()})
@@ -220,7 +209,7 @@ def _write(plan: ShardPlan, folder: Path, seed: int, command: str, progress: Pro
     )
 
 
-def _fill_shard(plan: ShardPlan, first: int, last: int, path: Path, tick: Callable[[int], None]) -> Hashes:
+def _fill_shard(plan: ShardPlan, first: int, last: int, path: Path) -> Hashes:
     """Write the samples of the clients from `first` to `last` - 1."""
     raw, offsets = plan.raw, plan.offsets[first : last + 1] - plan.offsets[first]
     mine = Partition(plan.rows[plan.offsets[first] : plan.offsets[last]], offsets)
@@ -233,17 +222,10 @@ def _fill_shard(plan: ShardPlan, first: int, last: int, path: Path, tick: Callab
             for block in class_count_blocks(mine, plan.given, raw.classes):
                 counts[filled : filled + len(block)] = block.astype(plan.count_dtype)
                 filled += len(block)
-        return _stream(h5, raw, mine.rows, plan.given, target_dtype(raw), tick)
+        return _stream(h5, raw, mine.rows, plan.given, target_dtype(raw))
 
 
-def _stream(
-    h5: h5py.File,
-    raw: RawDataset,
-    rows: Ints,
-    y: AnyArray,
-    target_dtype: np.dtype[Any],
-    tick: Callable[[int], None],
-) -> Hashes:
+def _stream(h5: h5py.File, raw: RawDataset, rows: Ints, y: AnyArray, target_dtype: np.dtype[Any]) -> Hashes:
     """Write features and targets of rows in blocks; return the hashes of the features."""
     labels = reserve(h5, LABELS, (len(rows), *y.shape[1:]), target_dtype)
     features = reserve(h5, FEATURES, (len(rows), *raw.feature_shape), raw.dtype)
@@ -260,7 +242,6 @@ def _stream(
         labels[low : low + len(part)] = y[part].astype(target_dtype)
         features[low : low + len(part)] = x
         hashes[low : low + len(part)] = sample_hashes(x)
-        tick(len(part) * row_bytes(raw))
     return hashes
 
 
