@@ -15,20 +15,14 @@ from fedmpi import UserError
 # a text, its words
 WORDS = {
     "Hindi": ("हिन्दी में समाचार।", "हिन्दी में समाचार"),
-    "Tamil": ("தமிழ் மொழி, நன்று", "தமிழ் மொழி நன்று"),
     "Thai": ("ภาษาไทย ที่ดี", "ภาษาไทย ที่ดี"),
-    "Bengali": ("বাংলা ভাষা", "বাংলা ভাষা"),
     "Hebrew points": ("שָׁלוֹם עולם", "שָׁלוֹם עולם"),
-    "Hebrew abbreviation": ("צה״ל", "צה״ל"),
     "Arabic marks": ("السَّلَامُ عَلَيْكُمْ", "السَّلَامُ عَلَيْكُمْ"),
     "Persian joiner": ("می\u200cخواهم که\u200c بروم", "می\u200cخواهم که بروم"),
-    "Sinhala joiner": ("ක්\u200dෂේත්\u200dර", "ක්\u200dෂේත්\u200dර"),
     "decomposed": ("Cafe\u0301 nai\u0308ve A\u030angstro\u0308m", "café naïve ångström"),
     "lower case decomposes": ("İstanbul J\u030c", "i̇stanbul ǰ"),
-    "Vietnamese": ("tie\u0302\u0301ng Vie\u0302\u0323t", "tiếng việt"),
     "beyond 16 bits": ("𑄌𑄋𑄴𑄟𑄳𑄦", "𑄌𑄋𑄴𑄟𑄳𑄦"),
     "entities": ("Tom &amp; Jerry &quot;fun&quot; &lt;3", "tom jerry fun 3"),
-    "entities of letters": ("caf&eacute; na&#239;ve &#xFC;ber I&#39;m", "café naïve über i'm"),
     "entities twice": ("I&amp;#39;m &amp;quot;in&amp;quot;", "i'm in"),
     "no entities": ("AT&T R&D; a?x=1&copy=2 &nothing; fish&chips", "at t r d a x 1 copy 2 nothing fish chips"),
     "soft hyphen": ("co\u00adoperate \ufeffwell a\u200ebc\u200f d\u2060e", "cooperate well abc de"),
@@ -36,7 +30,6 @@ WORDS = {
     "variants beyond 16 bits": ("\u8fbb\U000e0101 \u9053", "\u8fbb\U000e0101 \u9053"),
     "emoji": ("good ❤\ufe0f day", "good day"),
     "underscores": ("snake_case __init__", "snake case init"),
-    "signs": ("!!! :-) e-mail @user", "e mail user"),
     "no words": ("...", ""),
 }
 
