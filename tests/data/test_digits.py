@@ -45,7 +45,7 @@ def test_options_are_read_from_the_name_and_the_mapping() -> None:
         ("digits:clients", "key=value"),
         ("digits:clients=many", "data.source.clients = 'many' does not suit digits"),
         ("digits:clients=0", "data.source.clients"),
-        ("digits:clients=5000", "1442"),
+        ("digits:clients=1443,partition=iid", "1442"),
         ("digits:alpha=nan", "data.source.alpha"),
         ("digits:partition=shards", "data.source.partition"),
         ("digits:seed=-1", "data.source.seed"),
