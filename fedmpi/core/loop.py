@@ -161,7 +161,7 @@ class Simulation:
             return {}
         self.history.see(table)
         if self.recorder is not None:
-            self.recorder.note_clients(table)
+            self.recorder.clients.add(table)
         return facts_of(table)
 
     def _note(self, plan: Plan, totals: RoundTotals, started: float, seen: Record) -> None:

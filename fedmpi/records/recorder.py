@@ -36,7 +36,7 @@ from fedmpi.records.provenance import (
     keep_sources,
     part_sources,
 )
-from fedmpi.records.tables import CLASSES, CLIENTS, CONFUSION, ClientTable, Columns, Confusion
+from fedmpi.records.tables import CLASSES, CLIENTS, CONFUSION, ClientTable, Confusion
 
 log = logging.getLogger("fedmpi")
 WRITTEN = (
@@ -214,7 +214,9 @@ class Recorder:
         The present values are copied and written during the following rounds; the next call raises an error of that.
         """
         self.saved()
-        checkpoint = copied(next_round, tensors, {**header, **self.counted()})
+        counted: Record = {"seconds": self.history.seconds, "records": self._summed.hexdigest()}
+        counted |= {"client_rows": self.clients.rows} if self.clients.rows else {}
+        checkpoint = copied(next_round, tensors, {**header, **counted})
         seen = self.clients.take()
 
         def save() -> None:
@@ -224,15 +226,6 @@ class Recorder:
                 save_checkpoint(self.checkpoints, checkpoint, self.config.checkpoint.keep)
 
         self._saving = self._thread.submit(save)
-
-    def counted(self) -> Record:
-        """Return header entries about the records before the checkpoint, and the seconds until now."""
-        rows = {"client_rows": self.clients.rows} if self.clients.rows else {}
-        return {"seconds": self.history.seconds, "records": self._summed.hexdigest(), **rows}
-
-    def note_clients(self, table: Columns) -> None:
-        """Keep rows about clients until the next checkpoint or the end."""
-        self.clients.add(table)
 
     def saved(self) -> None:
         """Wait until the last checkpoint is on the disk, and raise its error."""

@@ -22,6 +22,7 @@ from fedmpi.data.opening import open_store
 from fedmpi.mpi import BytesMoved, Cluster
 from fedmpi.process.exit_codes import _ending_of
 from fedmpi.records.checkpoint import newest_checkpoint
+from fedmpi.records.history import History
 from fedmpi.records.hold import FOLDER
 from fedmpi.records.recorder import OF_A_RUN, Recorder
 from tests.data_prep.command import main
@@ -283,6 +284,13 @@ def test_the_best_round_is_the_first_of_equal_ones_judged_on_validation_if_there
     recorder.close()
     assert {key: found.get(key) for key in summary} == summary
     assert recorder.history.records == [] and recorder.history.rounds == len(scores)  # they are in the folder
+
+
+def test_final_scores_are_those_of_the_last_evaluation() -> None:
+    history = History(CONFIG, keeps=True)
+    for record in ({"test_accuracy": 0.5, "client_accuracy_mean": 0.1}, {"test_accuracy": 0.6}, {"train_loss": 1.0}):
+        history.add({"round": history.rounds, **record})
+    assert history.summary({})["final"] == {"round": 2, "test_accuracy": 0.6, "train_loss": 1.0}
 
 
 @pytest.mark.parametrize(("every", "evaluated"), [(3, [2, 4]), (100, [4]), (1, [0, 1, 2, 3, 4])])
