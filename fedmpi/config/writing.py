@@ -19,7 +19,7 @@ from fedmpi.config.tables import ConfigTables
 
 def config_table(config: ConfigTables) -> Values:
     """Return the complete configuration as a file holds it: every key that has an effect."""
-    table: Values = _without_none(_table(config, config, ""))
+    table: Values = written(_table(config, config, ""))
     return table
 
 
@@ -67,15 +67,6 @@ def _unpacked(config: ConfigTables, options: Values, prefix: str) -> Values:
 
 def _short(table: Values) -> Any:
     return table["name"] if list(table) == ["name"] else table
-
-
-def _without_none(value: Any) -> Any:
-    """Return nested tables with objects as their names and without None."""
-    if isinstance(value, dict):
-        return {name: _without_none(inner) for name, inner in value.items() if inner is not None}
-    if isinstance(value, list):
-        return [_without_none(inner) for inner in value]
-    return written(value)
 
 
 def config_toml(config: ConfigTables) -> str:

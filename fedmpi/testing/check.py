@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedmpi.common.calling import drawn_from, generator_states, kept_generators, naming
+from fedmpi.common.calling import kept_generators, naming
 from fedmpi.common.registry import KINDS, Component
 from fedmpi.common.types import AnyArray
 
@@ -111,7 +111,6 @@ class Contract:
     def of(self, subject: Subject) -> Iterator[Check]:
         """Yield the checks of a component."""
         yield subject.check(self.valid, self._valid)
-        yield subject.check("global generators untouched", self._leaves_generators_alone)
         yield subject.check(self.same, self._same_twice)
         for one in self.alike:
             yield subject.check(one.name, partial(self._same_otherwise, one))
@@ -134,25 +133,13 @@ class Contract:
         except Exception as problem:
             raise CheckSkipped(f"it has no valid results ({problem})") from None
 
-    def _leaves_generators_alone(self, subject: Subject) -> str:
-        with kept_generators():
-            before = generator_states()
-            self._results(subject.unguarded)
-            drawn = drawn_from(before)
-        demand(
-            not drawn,
-            f"it draws from, or seeds, the global generator of {' and '.join(drawn)}. Use the generator that it is "
-            "given (view.generator, client.generator), or an own one with a seed",
-        )
-        return "random, numpy and torch as before"
-
     def _same_twice(self, subject: Subject) -> str:
         with kept_generators():
             first, second = self._results(subject.unguarded), self._results(subject.unguarded)
         demand(
             difference(first, second) == 0,
             "the same input and the same generator gave two different results. They must not depend on the time, the "
-            "process, or a generator without a fixed seed",
+            "process, or a global generator. Draw from the generator that it is given (view.generator)",
         )
         return f"{len(first)} results, equal both times"
 
