@@ -108,14 +108,6 @@ def test_a_wrong_option_is_named_with_the_right_one(options: dict[str, Any], sen
         given_config({**BASE, "clients.sampler": {"name": f"{HERE}:by_strata", **options}}, {})
 
 
-def test_every_component_of_a_list_has_its_own_options() -> None:
-    metrics = ["top-5", {"name": "top-k", "k": 2}, {"name": "top-k", "k": 3}]
-    run = fedmpi.run("fedavg", {"rounds": 1, "task.metrics": metrics})
-    assert {"test_top_5_accuracy", "test_top_2_accuracy", "test_top_3_accuracy"} <= run.records[0].keys()
-    with pytest.raises(UserError, match="listed twice"):
-        Config(preset="fedavg", task={"metrics": ["top-5", "top-5"]})
-
-
 def test_an_object_is_copied_for_each_run_and_recorded_by_its_class() -> None:
     sampler = Counting()
     runs = [fedmpi.run("fedavg", {"rounds": 3, "clients.sampler": sampler, "logging.participants": True}) for _ in "12"]

@@ -13,8 +13,6 @@ import pytest
 
 import fedmpi
 import fedmpi.testing
-from data_prep.__main__ import run as main
-from fedmpi.data.opening import open_store
 
 ROOT = Path(__file__).parents[1]
 PAGES = {path.stem: path.read_text() for path in sorted((ROOT / "docs" / "howto").glob("write-*.md"))}
@@ -123,33 +121,6 @@ def test_the_pages_metric_is_recorded(examples: None) -> None:
         for least in (0.2, 0.4)
     ]
     assert 1 >= sure["test_sure"] > surer["test_sure"] >= surer["test_sure_and_right"] > 0
-
-
-def test_the_pages_data_set_and_partition_make_shards(examples: None, tmp_path: Path) -> None:
-    out = str(tmp_path / "shards")
-    [command] = re.findall(r"python -m data_prep (data_set:waves .*partition:.*) --out", PAGES["write-partition"])
-    assert main([*command.split(), "--out", out]) == 0
-    store = open_store(out)
-    assert (store.clients, store.manifest.classes, store.manifest.dataset) == (12, 3, "data_set:waves")
-    assert fedmpi.run("fedavg", {"rounds": 1, "clients.sampler": "all"}, data=out).summary["clients"] == 12
-
-
-def test_the_pages_features_and_labels_differ_by_client(examples: None, tmp_path: Path) -> None:
-    page = PAGES["write-partition"].replace("\\\n", " ")
-    [command] = re.findall(r"python -m data_prep (digits .*--feature-shift feature_shift:.*) --out", page)
-    plain = [word for word in command.split() if word not in ("--least", "0.2", "--share", "0.5")]
-    plain = plain[: plain.index("--feature-shift")]
-    for words, name in ((plain, "plain"), (command.split(), "unlike")):
-        assert main([*words, "--out", str(tmp_path / name)]) == 0
-    before, after = (open_store(str(tmp_path / name)) for name in ("plain", "unlike"))
-    dimmed, mistaken = [], []
-    for client in range(after.clients):
-        (x, y), (seen, said) = before.client(client), after.client(client)
-        dimmed.append(seen.sum() / x.sum())
-        assert ((said == y) | (said == (y + 9) % 10)).all()
-        mistaken.append((said != y).mean())
-    assert 0.1 < min(dimmed) < 0.5 and 0.7 < max(dimmed) <= 1
-    assert 0 < sum(share > 0 for share in mistaken) < 20 and 0.3 < max(mistaken) < 0.7
 
 
 def test_the_pages_source_makes_the_data_of_a_run(examples: None) -> None:

@@ -128,14 +128,6 @@ def test_a_runs_own_configuration_repeats_what_an_object_with_options_did(
     assert "repeat this run" not in caplog.text
 
 
-def test_every_run_has_its_own_copy_of_an_object() -> None:
-    mine = FirstOnes(most=5)
-    config = fedmpi.Config(preset="fedavg", rounds=1, clients={"sampler": mine})
-    assert config.clients.sampler.choice is mine
-    assert [fedmpi.run(config).records[0]["participants"] for _ in range(2)] == [5, 5]
-    assert mine.drawn == 0
-
-
 def test_an_object_has_no_options_of_its_class() -> None:
     with pytest.raises(fedmpi.UserError, match=r"clients\.sampler\.most .*it has no options"):
         fedmpi.Config(clients={"sampler": FirstOnes(most=5), "sampler.most": 2, "count": 2})
@@ -234,6 +226,8 @@ def test_each_of_several_metrics_has_its_own_options(tmp_path: Path) -> None:
     given = fedmpi.run("fedavg", objects, out=tmp_path / "given")
     assert {"test_seen_2", "test_seen_3"} <= given.records[-1].keys()
     assert stored(given, "task.metrics") == [f"{HERE}:CountsOnce(...)"] * 2
+    with pytest.raises(fedmpi.UserError, match="listed twice"):
+        fedmpi.Config(preset="fedavg", task={"metrics": ["top-5", "top-5"]})
 
 
 def test_names_bring_back_functions_and_classes_and_nothing_else() -> None:

@@ -7,7 +7,6 @@ key that chooses it. Built-in and custom components are resolved, checked and ca
 from __future__ import annotations
 
 import copy
-import hashlib
 import importlib
 import inspect
 import re
@@ -23,7 +22,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from fedmpi.common.errors import UserError, shown
-from fedmpi.common.imports import OBJECT, holds_values, load, object_name, own_text
+from fedmpi.common.imports import OBJECT, holds_values, load, object_name
 from fedmpi.common.options import (
     OpenTable,
     Option,
@@ -131,18 +130,6 @@ class Component:
     def title(self) -> str:
         """Return the first sentence of its docstring, on one line."""
         return first_sentence(docstring(self.object))
-
-    @cached_property
-    def source_text(self) -> str:
-        """Return the text of its file, or of the object without a file; "" if neither is available."""
-        if self.source is not None:
-            return self.source.read_text(encoding="utf-8", errors="replace")
-        return own_text(self.object) if self.foreign else ""
-
-    @property
-    def digest(self) -> str:
-        """Return the SHA-256 of its source text."""
-        return hashlib.sha256(self.source_text.encode()).hexdigest()
 
     def option(self, name: str) -> Option | None:
         """Return the option of that name, if there is one."""

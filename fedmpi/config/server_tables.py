@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from fedmpi.common.options import not_with, only_with
 from fedmpi.common.registry import Chosen
@@ -21,14 +21,6 @@ from fedmpi.config.base import (
     chooses,
     switch,
 )
-
-
-def _viewed(value: Any) -> Any:
-    whole = isinstance(value, int) and not isinstance(value, bool) and value > 0
-    if value is None or value in ("all", "participants") or whole:
-        return value
-    raise ValueError('give "all", "participants", or how many clients (1 or more)')
-
 
 WEIGHED_BY_SIZE = only_with("server.weights", "samples", "normalized", "unbiased", "literal")
 WARPED = only_with("mode", "virtual")
@@ -240,7 +232,7 @@ class EvaluationTable(Table):
     exceed 8 MiB, since larger passes do not fit into the caches."""
     target_accuracy: Probability | None = None
     """The summary reports the first round that reached this test accuracy (with on = "val": validation accuracy)."""
-    clients: Annotated[int | str | None, BeforeValidator(_viewed)] = None
+    clients: Count | Literal["all", "participants"] | None = None
     """Clients whose own rows the global model is evaluated on, each by itself: all; participants, those of the round;
     or a number of them, the same ones every time, drawn by the seed. Rows are those held out of them (data_prep --val),
     or without any their training rows. Unset = none."""

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import io
-from typing import Any, Literal
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from pydantic import ValidationError
 from rich.console import Console
 
 from fedmpi.common.apportionment import united
 from fedmpi.common.errors import raised
-from fedmpi.common.options import Table
 from fedmpi.common.terminal import show_table
 
 WHOLE = arrays(np.int64, st.integers(0, 20), elements=st.integers(-5, 5) | st.integers(-(2**63), 2**63 - 1))
@@ -35,23 +32,6 @@ def test_a_table_loses_no_character_and_fits_the_terminal(width: int) -> None:
     lines = screen.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert max(map(len, lines)) <= width and "0.8273" in "".join(lines)
     assert len(lines) == 6 if width == 200 else len(lines) >= 6
-
-
-class Truths(Table):
-    whole: int | None = 1
-    real: float = 1.0
-    word: int | Literal["all"] = 1
-    truth: bool = True
-    free: Any = None
-
-
-@pytest.mark.parametrize(
-    "given", [{key: True} for key in ("whole", "real", "word")] + [{"truth": value} for value in (1, 0.0, np.int64(1))]
-)
-def test_true_is_no_number_and_no_number_is_true(given: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError, match="give .*, not"):
-        Truths(**given)
-    assert Truths(whole=1, real=1, word="all", truth=np.True_, free=True).truth is True
 
 
 def test_an_exception_that_cannot_be_written_leaves_its_type() -> None:
