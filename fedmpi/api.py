@@ -27,8 +27,7 @@ from fedmpi.common.errors import RunFailure, UserError
 from fedmpi.common.files import named_folder
 from fedmpi.common.terminal import paragraph
 from fedmpi.config import Config
-from fedmpi.config.layers import read_toml
-from fedmpi.config.loading import given_config
+from fedmpi.config.loading import given_config, read_toml
 from fedmpi.core.experiment import Experiment
 from fedmpi.core.loop import Ending, Simulation
 from fedmpi.core.records import OnRound, log_setup, opening_lines

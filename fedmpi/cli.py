@@ -25,7 +25,7 @@ from fedmpi.common.options import REQUIRED
 from fedmpi.common.registry import components, describe, known_kind, resolve
 from fedmpi.common.terminal import console, paragraph
 from fedmpi.config import Config, config_toml, key_descriptions, load_config, presets
-from fedmpi.config.layers import assignments, dotted, remarks
+from fedmpi.config.loading import assignments, dotted, remarks
 from fedmpi.config.writing import flat_table
 from fedmpi.mpi import world_rank
 from fedmpi.process.signals import STOPPED_AFTER_SAVING, Interrupt

@@ -13,8 +13,7 @@ import torch
 import fedmpi
 from fedmpi import UserError, presets
 from fedmpi.config import build_config, config_toml, key_descriptions, load_config
-from fedmpi.config.layers import remarks
-from fedmpi.config.loading import given_config
+from fedmpi.config.loading import given_config, remarks
 from fedmpi.config.writing import differences, flat_table
 from tests.mpi.launch import run_alone
 

@@ -25,7 +25,7 @@ from fedmpi import presets
 from fedmpi.cli import app
 from fedmpi.common.registry import KINDS
 from fedmpi.config.keys import all_keys
-from fedmpi.config.layers import assignments
+from fedmpi.config.loading import assignments
 from fedmpi.privacy.sizes import make_mechanism
 
 ROOT = Path(__file__).parents[1]

@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 import fedmpi
 from fedmpi import Cohort, LocalAlgorithm, client_sampler, weights
 from fedmpi.common.imports import holds_values
-from fedmpi.config.layers import dotted, read_toml
+from fedmpi.config.loading import dotted, read_toml
 from fedmpi.config.writing import not_repeatable
 
 FEW = {"rounds": 2, "clients.count": 4, "local.engine": "sequential"}

@@ -24,7 +24,7 @@ import fedmpi
 from data_prep.__main__ import run as data_prep
 from fedmpi import cli
 from fedmpi.config import config_toml, load_config
-from fedmpi.config.layers import nested
+from fedmpi.config.loading import nested
 from fedmpi.config.writing import flat_table
 from fedmpi.records.provenance import digests, part_sources
 from fedmpi.results.loading import OneRun, blocks_of

@@ -13,7 +13,7 @@ from fedmpi.common.imports import OBJECT, holds_values
 from fedmpi.common.registry import Chosen
 from fedmpi.config.base import Values, storable, written
 from fedmpi.config.keys import components_of, value_of, why_without_effect
-from fedmpi.config.layers import dotted
+from fedmpi.config.loading import dotted
 from fedmpi.config.tables import ConfigTables
 
 

@@ -18,7 +18,7 @@ from fedmpi.common.errors import ComponentFailure
 from fedmpi.common.imports import object_name
 from fedmpi.common.plan import Plan
 from fedmpi.common.registry import in_memory
-from fedmpi.config.layers import remarks
+from fedmpi.config.loading import remarks
 from fedmpi.config.writing import flat_table
 from fedmpi.core.experiment import Experiment
 from fedmpi.core.reduce import RoundTotals

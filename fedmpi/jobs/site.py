@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from fedmpi.common.errors import UserError, shown
-from fedmpi.config.layers import read_toml
+from fedmpi.config.loading import read_toml
 
 SRUN_MPI = {"mpich": "pmi2", "openmpi": "pmix", "cray": "cray_shasta"}
 """Argument of `srun --mpi` for each MPI; cray_shasta is for Cray EX systems."""

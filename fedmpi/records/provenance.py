@@ -35,7 +35,7 @@ from fedmpi.common.imports import INSTALLED, found_by_name, own_text
 from fedmpi.common.registry import KINDS, SOURCE, Component, in_memory, is_digits, resolve
 from fedmpi.config import Config
 from fedmpi.config.keys import components_of
-from fedmpi.config.layers import dotted, read_toml
+from fedmpi.config.loading import dotted, read_toml
 from fedmpi.config.writing import differences
 from fedmpi.data.schema import read_manifest
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fedmpi.api import Run, load_run
 from fedmpi.common.errors import UserError
 from fedmpi.config.keys import all_keys, unknown_key
-from fedmpi.config.layers import dotted, read_toml
+from fedmpi.config.loading import dotted, read_toml
 from fedmpi.config.writing import shown_value
 from fedmpi.records.history import Record, ending_of, read_records, read_summary
 from fedmpi.records.provenance import FOLDER, MAY_CHANGE, kept_digests, recorded_digest

@@ -20,8 +20,16 @@ from fedmpi.common.registry import ARRAYS
 from fedmpi.config import Config
 from fedmpi.config.base import ALTERNATIVES, Values, written
 from fedmpi.config.keys import all_keys, unknown_key
-from fedmpi.config.layers import OF_A_SWEEP, assignments, dotted, drop_alternatives, put_over, read_toml
-from fedmpi.config.loading import build_config, setting_layers
+from fedmpi.config.loading import (
+    OF_A_SWEEP,
+    assignments,
+    build_config,
+    dotted,
+    drop_alternatives,
+    put_over,
+    read_toml,
+    setting_layers,
+)
 from fedmpi.config.writing import config_toml, not_repeatable, shown_value
 from fedmpi.sweeps.shards import Preparation, prepare_words
 

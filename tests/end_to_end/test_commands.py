@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from fedmpi import presets
 from fedmpi.cli import _new_folder, app
 from fedmpi.config import Preset
-from fedmpi.config.layers import dotted
+from fedmpi.config.loading import dotted
 from tests.end_to_end.runs import records
 
 pytestmark = pytest.mark.timeout(600)  # seconds, with its fixtures, on a busy machine

@@ -8,8 +8,7 @@ import pytest
 
 from fedmpi import Config, UserError
 from fedmpi.config import load_config
-from fedmpi.config.layers import assignments
-from fedmpi.config.loading import given_config
+from fedmpi.config.loading import assignments, given_config
 from tests.keys.worlds import ALL, ASKED, CLASSES, CLOCK, COPIES, DRAWN, MEDIATED, OPTICS, PRIVATE, SOME, STRATA
 
 HISTOGRAM = f"{DRAWN} clients.sampler.features=label-histogram clients.sampler.within_stratum=uniform"

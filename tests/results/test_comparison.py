@@ -17,7 +17,7 @@ from scipy import stats
 
 from fedmpi import UserError
 from fedmpi.cli import compare
-from fedmpi.config.layers import nested
+from fedmpi.config.loading import nested
 from fedmpi.results.comparison import Comparison, as_csv, as_latex, compare_runs, print_comparison
 from fedmpi.results.loading import find_runs, read_runs
 
