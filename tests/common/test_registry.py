@@ -205,3 +205,11 @@ def test_global_generators_are_as_before_a_call_even_when_it_fails() -> None:
         random.setstate(states[0])
         np.random.set_state(states[1])  # noqa: NPY002
         torch.set_rng_state(states[2])
+
+
+def test_draws_from_a_global_generator_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    part = resolve("client sampler", lambda view: view)
+    for draw in (lambda: None, random.random, lambda: torch.rand(()), random.random):
+        with calling(part):
+            draw()
+    assert caplog.text.count("draws from the global generator of random") == 1
