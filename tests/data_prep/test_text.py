@@ -48,6 +48,7 @@ def test_the_vocabulary_is_by_frequency_then_alphabet_and_from_the_training_part
     assert words == (*SPECIAL, "b", "a", "c") and ids.dtype == np.int32
     expected = [[2, 3, 4, 0, 0], [2, 3, 0, 0, 0], [2, 1, 0, 0, 0], [1, 1, 1, 1, 2], [1, 0, 0, 0, 0], [2, 2, 2, 2, 3]]
     assert ids.tolist() == expected
+    assert _rows(["z y"], length=2).vocabulary(np.array([0]), 5)[1] == (*SPECIAL, "y", "z")
 
 
 def test_the_words_of_all_blocks_of_training_rows_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
