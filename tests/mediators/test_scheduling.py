@@ -59,6 +59,8 @@ def test_every_client_has_one_mediator_and_all_but_the_last_are_full(
 ) -> None:
     mediators = resolve("scheduling", kind).object(random_counts(seed, clients, 5), most, GENERATOR(seed), None)
     sizes = np.bincount(mediators)
+    drawn = [resolve("scheduling", "random").object(np.ones((20, 2)), 4, GENERATOR(seed), None) for seed in (seed, 7)]
+    assert seed == 7 or drawn[0].tolist() != drawn[1].tolist()
     assert sizes.tolist() == [most] * (clients // most) + [clients % most] * (clients % most > 0)
 
 

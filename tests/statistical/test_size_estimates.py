@@ -18,6 +18,7 @@ from fedmpi.privacy.sizes import (
     Piecewise,
     RandomizedResponse,
     answer_stream,
+    clip_sizes,
     estimate_total,
     make_mechanism,
     sampling_probability,
@@ -209,6 +210,7 @@ def test_a_saturated_run_names_which_setting_to_change():
     assert "lower samples.budget" in saturations(found, 6000, 100)["probability"]
     noisy = estimate_total("randomized-response", np.full(20, 72), 0.1, 150, answer_stream(STREAMS, 1, False))
     assert noisy.total > 256 or "raise samples.size.epsilon" in saturations(noisy, 256, 150)["probability"]
+    assert clip_sizes(np.array([0, 5, 99]), 10).tolist() == [1, 5, 9]
     for wrong in (("duchi", 0.0, 10), ("piecewise", 1.0, 2)):
         with pytest.raises(UserError):
             make_mechanism(*wrong)

@@ -148,6 +148,7 @@ def test_bits_are_those_of_the_values_places_and_scales(kind: Any, bits: float):
     assert float(upload_bits(compression(kind, 0.01), 1300)) == pytest.approx(bits, rel=1e-12)
     if kind == "top-k":  # a place among a power of two needs its logarithm
         assert upload_bits(compression("top-k", 1.0), 1024) == 32 + 10
+        assert upload_bits(compression("top-k", 0.001), 1300) * 1300 == 2 * (32 + 11)  # 1.3 values, rounded up
 
 
 def test_what_is_clipped_is_what_arrived():
