@@ -110,7 +110,7 @@ def test_two_workers_and_two_mediators_swap_models_and_never_idle() -> None:
         (0, 1, (1,)),
     ]
     assert max(leg.finish for leg in plan) == 2 and hops(plan) == 2
-    # Both of these start at worker 0, which trains the model first that has to go on.
+    # Both mediators start at worker 0, which first trains the model that worker 1 needs next.
     plan = plan_relay(np.array([0, 0, 1]), np.arange(3), np.array([0, 1, 0]), 1, np.ones(3), 2)
     assert [leg.mediator for leg in plan[:1]] == [0] and max(leg.finish for leg in plan) == 2
 
