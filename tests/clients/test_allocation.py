@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.spatial.distance import pdist
 
 from fedmpi.clients.sampler import View
 from fedmpi.clients.samplers import stratified
-from fedmpi.clients.strata import _exact_shares, allocate, make_strata, systematic_rounding
+from fedmpi.clients.strata import _exact_shares, allocate, make_strata, stratum_spreads, systematic_rounding
 from fedmpi.common.apportionment import largest_remainders
 from fedmpi.common.streams import Purpose, Streams
 
@@ -112,3 +113,9 @@ def test_the_rest_of_a_cluster_represents_unavailable_clients() -> None:
     assert some.strata is not None
     assert some.strata.draws.tolist() in ([5, 3, 2, 0], [5, 3, 1, 1], [5, 3, 2, 1])
     assert some.inclusion[some.stratum == 0] == pytest.approx(np.full(5, 5 / 8))
+
+
+def test_pairwise_spread_is_the_mean_distance_of_two_clients() -> None:
+    vectors = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
+    values = stratum_spreads(vectors, np.array([0, 0, 0, 0, 0, 1]), "pairwise")
+    assert values == pytest.approx([pdist(vectors[:5]).mean(), 0.0], rel=1e-5)

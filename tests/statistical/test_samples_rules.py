@@ -81,10 +81,16 @@ def test_a_fixed_ratio_takes_every_clients_share_rounded_down_or_up():
     assert np.all(counts <= np.ceil(0.25 * UNEVEN))
 
 
-def test_the_pooled_batch_has_exactly_the_requested_size_and_at_most_everything():
+@pytest.mark.parametrize(
+    ("rule", "value", "count"),
+    [("exact", 10_000, 200), ("exact", 0, 0), ("bernoulli", 1, 200), ("bernoulli", 0, 0), ("ratio", 1, 200)],
+)
+def test_extreme_values_use_nothing_or_everything(rule: str, value: float, count: int):
+    assert drawn(rule, 0, UNEVEN, value).tolist() == list(range(count))
+
+
+def test_the_pooled_batch_has_exactly_the_requested_size():
     assert drawn("exact", 0, UNEVEN, 77).size == 77
-    assert drawn("exact", 0, UNEVEN, 10_000).tolist() == list(range(UNEVEN.sum()))
-    assert drawn("exact", 0, UNEVEN, 0).size == 0
 
 
 @pytest.mark.parametrize("rule", ["ratio", "bernoulli"])
