@@ -1,4 +1,4 @@
-"""The commands: train, sweep, compare, report, submit, doctor, prepare, check, presets, components,
+"""The commands: train, sweep, compare, report, export, watch, submit, doctor, prepare, check, presets, components,
 config, inspect, estimate.
 
 Exit codes: 0 done, 1 other failure, 2 wrong user input (one sentence, no traceback), 75 stopped by a signal after
@@ -129,6 +129,37 @@ def report(
 
     size = write_report(runs, out, title)
     print(f"written to {out} ({size / 1e6:.1f} MB): open it in a browser")
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
+    form: Annotated[str, typer.Option("--format", metavar="FORM", help="safetensors, torchscript or onnx.")],
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="The file [RUN/model.onnx, .pt].")] = None,
+) -> None:
+    """Export a run's final model for other programs. The results of the file are compared with the model's.
+
+    Example: fedmpi export runs/first --format onnx
+    """
+    from fedmpi.report.export import export as write
+
+    path, difference = write(run, form, out)
+    compared = "" if form == "safetensors" else f"; logits agree to {difference:.1g} of the largest"
+    print(f"written to {path}{compared}")
+
+
+@app.command()
+def watch(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    interval: Annotated[float, typer.Option("--interval", metavar="S", help="Seconds between plain lines.")] = 2.0,
+) -> None:
+    """Follow a run from another terminal. Ctrl-C stops the command, not the run.
+
+    Example: fedmpi watch runs/first
+    """
+    from fedmpi.records.progress import watch as follow
+
+    follow(run, interval)
 
 
 @app.command()

@@ -6,7 +6,7 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,9 @@ from fedmpi.common.errors import (
 )
 from fedmpi.common.files import read_plain
 from fedmpi.common.terminal import console, on_terminal, paragraph, readable_duration
-from fedmpi.records.history import Record
+from fedmpi.config.loading import read_toml
+from fedmpi.records.history import Record, read_records, read_summary
+from fedmpi.records.hold import owner_of
 
 log = logging.getLogger("fedmpi")
 LINE = re.compile(r"^\S+ \S+ ([A-Z]+) (.*)$")
@@ -82,6 +84,31 @@ def _facts(record: Record) -> list[str]:
     if record.get("seconds") and record.get("participants") is not None:
         facts.append(f"{record['participants'] / record['seconds']:.0f} clients/s")
     return facts
+
+
+def watch(folder: Path, interval: float = 2.0, sleep: Callable[[float], None] = time.sleep) -> None:
+    """Show a run's progress until it ends, and how it ended; the run is one of another process."""
+    path = folder / "config.toml"
+    if not path.is_file():
+        raise UserError(f"{folder} has no config.toml, so it is not a run folder. Name the folder of a run")
+    rounds, records = read_toml(path)["rounds"], read_records(folder)
+    seen = max(0, len(records) - 1)
+    display = RoundDisplay(rounds, len(records), interval)
+    try:
+        while True:
+            running = owner_of(folder) is not None
+            for record in read_records(folder)[seen:]:
+                display.update(record)
+                seen = record["round"] + 1
+            if not running:
+                break
+            sleep(0.5)
+    finally:
+        display.close()
+    if summary := read_summary(folder / "summary.json"):
+        show_summary(summary, str(folder))
+    else:
+        print(f"stopped after round {seen} of {rounds}. Continue with --resume --out {folder}", flush=True)
 
 
 def show_summary(summary: Record, folder: str) -> None:

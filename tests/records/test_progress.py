@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import SCALARS, Even
 import fedmpi
 from fedmpi import ClientFailure, UserError
 from fedmpi.records.history import clients_as_text, clients_from_text, read_records, read_summary
-from fedmpi.records.progress import RunLog, read_log, tags
+from fedmpi.records.progress import RunLog, read_log, tags, watch
 
 SMALL: dict[str, Any] = {
     "rounds": 5,
@@ -113,3 +114,41 @@ def test_tensorboard_shows_the_numbers_of_every_round_once_across_a_resumption(t
         assert [one.step for one in events.Scalars(name)] == list(range(5)), name
     shown = [one.value for one in events.Scalars("test/accuracy")]
     assert shown == pytest.approx([record["test_accuracy"] for record in records])
+
+
+# watch
+
+
+def test_a_run_is_followed_to_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    may_go_on, settled = threading.Semaphore(0), threading.Semaphore(0)
+
+    def paced(record: dict[str, Any]) -> None:
+        settled.release()
+        may_go_on.acquire()
+
+    run = threading.Thread(target=lambda: fedmpi.run("fedavg", SMALL, out=tmp_path, on_round=paced))
+    run.start()
+    settled.acquire()
+    looks = 0
+
+    def look(seconds: float) -> None:
+        """Let the run do another round, and in the end leave the folder."""
+        nonlocal looks
+        looks += 1
+        may_go_on.release()
+        settled.acquire() if looks < SMALL["rounds"] else run.join()
+
+    watch(tmp_path, interval=0, sleep=look)
+    shown = capsys.readouterr().out
+    assert [shown.count(f"round {t}/5") for t in range(1, 6)] == [1] * 5
+    assert "accuracy" in shown and "results in" in shown and looks == SMALL["rounds"]
+
+
+def test_a_stopped_run_is_shown_with_the_command_that_continues_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fedmpi.run("fedavg", SMALL, out=tmp_path, stop=lambda: True)
+    watch(tmp_path)
+    assert f"of 5. Continue with --resume --out {tmp_path}" in capsys.readouterr().out
+    with pytest.raises(UserError, match="config.toml"):
+        watch(tmp_path / "none")
