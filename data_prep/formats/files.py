@@ -1,4 +1,4 @@
-"""Tools for raw files: look-up in a folder, lines of (un)zipped text, rows stored in temporary files."""
+"""Tools for raw files: look-up in a folder, lines of (un)zipped text, rows of CSV files."""
 
 from __future__ import annotations
 
@@ -7,20 +7,12 @@ import gzip
 import io
 import os
 import re
-import tempfile
-import weakref
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.types import AnyArray
 
-BLOCK = 1 << 20
 GZIP = b"\x1f\x8b"
 PART_WORDS = {
     "train": ("train", "training", "trainset"),
@@ -140,45 +132,3 @@ def csv_rows(path: Path, content: Iterable[str], delimiter: str = ",") -> Iterat
             f"{path}, line {reader.line_num} is not a CSV row ({error}). Close quotation marks, and end lines with a "
             "line feed."
         ) from error
-
-
-@contextmanager
-def temporary_room(folder: str) -> Iterator[None]:
-    """Report a temporary folder that cannot be written as such, not as damaged input."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(
-            f"the temporary folder {folder} cannot be written ({error.strerror or error}). Make room there, or set "
-            "TMPDIR to a folder with more"
-        ) from error
-
-
-class Scratch:
-    """Rows in an unnamed temporary file: appended in blocks, then read as one memory-mapped array."""
-
-    def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
-        self.shape = shape
-        self.dtype = np.dtype(dtype)
-        self.length = 0
-        with temporary_room(os.environ.get("TMPDIR", "/tmp")):
-            self._folder = tempfile.gettempdir()
-            self._file = tempfile.TemporaryFile(prefix="data_prep-")  # noqa: SIM115  (as long as this object)
-        weakref.finalize(self, self._file.close)  # a map may remain open after it
-
-    def append(self, rows: AnyArray) -> None:
-        """Add rows, shape (r, *shape)."""
-        block = np.ascontiguousarray(rows, self.dtype)
-        if block.shape[1:] != self.shape:
-            raise ValueError(f"rows of shape {block.shape[1:]} for a scratch file of {self.shape}")
-        with temporary_room(self._folder):
-            self._file.write(block.data if block.size else b"")
-        self.length += len(block)
-
-    def rows(self) -> AnyArray:
-        """Return all rows, shape (n, *shape), as a private (copy-on-write) map of the file."""
-        with temporary_room(self._folder):
-            self._file.flush()
-        if not self.length or not all(self.shape):
-            return np.empty((self.length, *self.shape), self.dtype)
-        return np.memmap(self._file, self.dtype, "c", shape=(self.length, *self.shape))

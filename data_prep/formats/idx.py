@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.formats.files import BLOCK, Scratch, find, open_bytes, require
+from data_prep.formats.files import open_bytes, require
 from data_prep.raw import DataSet, RawDataset, ReadOptions, Tally, measure, not_official, rows_of
 from fedmpi.common.errors import UserError
 from fedmpi.common.types import AnyArray, Ints
@@ -22,8 +22,8 @@ MNIST_CONTENT = "06b0d1f124c4e5fa796686ade41a9b778edacc8622f2195a352ef479ad44fc1
 
 
 def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    """Read an idx file of unsigned bytes, plain or gzipped, through a temporary file, as a memory-mapped array."""
-    magic, scratch = bytes([0, 0, UNSIGNED_BYTE, dimensions]), Scratch((), np.uint8)
+    """Read an idx file of unsigned bytes, plain or gzipped."""
+    magic = bytes([0, 0, UNSIGNED_BYTE, dimensions])
     with open_bytes(path) as stream:
         try:
             head = stream.read(4 + 4 * dimensions)
@@ -33,16 +33,15 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
                     f"{head[:4].hex() or 'nothing'} instead of {magic.hex()}; fetch it again"
                 )
             shape = struct.unpack(f">{dimensions}I", head[4:])
-            while scratch.length <= math.prod(shape) and (block := stream.read(BLOCK)):
-                scratch.append(np.frombuffer(block, np.uint8))
+            values = stream.read(math.prod(shape) + 1)
         except (OSError, EOFError, zlib.error) as error:
             raise UserError(f"{path} is damaged or cut short ({error}); fetch it again") from error
-    if scratch.length != math.prod(shape):
+    if len(values) != math.prod(shape):
         raise UserError(
             f"{path} does not hold the {math.prod(shape)} bytes of data ({' x '.join(map(str, shape))}) of its header; "
             "fetch it again"
         )
-    return scratch.rows().reshape(shape)
+    return np.frombuffer(values, np.uint8).reshape(shape)
 
 
 def _pair(raw: Path, stem: str, classes: int, hint: str) -> tuple[NDArray[np.uint8], Ints, Path]:
@@ -96,11 +95,7 @@ def read_mnist(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally)
 
 
 def read_emnist(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
-    """Read one split of EMNIST from its idx files; features (1, 28, 28) uint8, transposed to be upright.
-
-    If a file `emnist-SPLIT-train-writers.npy` exists (the writer of each row, as in the published .mat files), the
-    writers are the natural clients.
-    """
+    """Read one split of EMNIST from its idx files; features (1, 28, 28) uint8, transposed to be upright."""
     split, classes = data_set.name.removeprefix("emnist-"), int(data_set.classes)
     first = 1 if split == "letters" else 0
     names = _class_names(data_set, raw, first)
@@ -113,9 +108,8 @@ def read_emnist(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally
             )
         parts.append((x, y - first))
     (train_x, train_y), (test_x, test_y) = parts
-    users, user_names = _writers(data_set, raw, len(train_y), len(test_y))
     read = rows_of(upright(train_x), upright(test_x))
-    return data_set.images(names, read, train_y, test_y, users=users, user_names=user_names, fit=measure)
+    return data_set.images(names, read, train_y, test_y, fit=measure)
 
 
 def upright(images: NDArray[np.uint8]) -> AnyArray:
@@ -137,18 +131,3 @@ def _class_names(data_set: DataSet, raw: Path, first: int) -> tuple[str, ...]:
     if sorted(names) != list(range(classes)):
         raise UserError(f"{path} names {len(names)} classes where {data_set.name} has {classes}; fetch it again")
     return tuple(names[label] for label in range(classes))
-
-
-def _writers(data_set: DataSet, raw: Path, n: int, tests: int) -> tuple[Ints | None, tuple[str, ...] | None]:
-    """Return the writer of each row, -1 for the `tests` rows for testing, and the names; None if there is no file."""
-    path = find(raw, (f"{data_set.name}-train-writers.npy",))
-    if path is None:
-        return None, None
-    try:
-        writers = np.load(path, allow_pickle=False)
-    except (ValueError, OSError) as error:
-        raise UserError(f"{path} is not a readable .npy file ({error})") from error
-    if writers.shape != (n,):
-        raise UserError(f"{path} holds {writers.shape} writers for {n} images; it does not belong to these files")
-    known, users = np.unique(writers, return_inverse=True)
-    return np.append(users, np.full(tests, -1)).astype(np.int64), tuple(str(writer) for writer in known)

@@ -19,7 +19,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from data_prep.formats.files import Scratch, files_below, folder_of, open_bytes
+from data_prep.formats.files import files_below, folder_of, open_bytes
 from data_prep.formats.texts import SPECIAL, UNKNOWN
 from data_prep.raw import DataSet, RawDataset, ReadOptions, Tally, measure
 from fedmpi.common.errors import UserError
@@ -101,10 +101,13 @@ def tff_clients(path: Path, fields: tuple[str, ...]) -> Iterator[tuple[str, dict
 class UserRows:
     """Rows collected user by user, first those for training, then those for testing."""
 
-    rows: Scratch
+    rows: list[AnyArray] = field(default_factory=list)
     labels: list[Ints] = field(default_factory=list)
     users: list[Ints] = field(default_factory=list)
     names: dict[str, int] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.labels))
 
     def add(self, x: AnyArray, y: AnyArray, user: str) -> None:
         """Append some rows of a user."""
@@ -115,12 +118,10 @@ class UserRows:
 
     def data_set(self, data_set: DataSet, boundary: int, **facts: Any) -> RawDataset:
         """Return the data set with the users as natural clients; rows from `boundary` on are for testing."""
-        x, y = self.rows.rows(), np.concatenate(self.labels)
+        x, y = np.concatenate(self.rows), np.concatenate(self.labels)
         facts |= {"users": np.concatenate(self.users), "user_names": tuple(self.names)}
-        shape, dtype = self.rows.shape, str(self.rows.dtype)
-        return data_set.of(
-            y[:boundary], y[boundary:], feature_shape=shape, dtype=dtype, read=lambda index: x[index], **facts
-        )
+        facts |= {"feature_shape": x.shape[1:], "dtype": str(x.dtype), "read": lambda index: x[index]}
+        return data_set.of(y[:boundary], y[boundary:], **facts)
 
 
 def read_femnist(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
@@ -131,14 +132,14 @@ def read_femnist(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tall
     found = part_files(raw, ("fed_emnist_{}.h5", "fed_emnist_digitsonly_{}.h5", *LEAF))
     if found is None:
         raise UserError(f"no FEMNIST files in {raw}; --raw must hold {data_set.files}")
-    held, ends = UserRows(Scratch(IMAGE, np.uint8)), [0]
+    held, ends = UserRows(), [0]
     for files, which in zip(found, ("training", "test"), strict=True):
         for path in files:
             for name, pixels, labels in _writers(path):
                 held.add(np.rint(pixels * 255).astype(np.uint8).reshape(-1, *IMAGE), labels, name)
-        if held.rows.length == ends[-1]:
+        if len(held) == ends[-1]:
             raise UserError(f"no image of {which} writers in {raw}; fetch it again")
-        ends.append(held.rows.length)
+        ends.append(len(held))
     names = FEMNIST_CLASSES
     return held.data_set(data_set, ends[1], task="image", classes=len(names), class_names=names, fit=measure)
 
@@ -168,7 +169,7 @@ def read_shakespeare(data_set: DataSet, raw: Path, options: ReadOptions, tally: 
     The id of a character is 2 + its class; 1 is any other character. Samples of another length are skipped, and so are
     those whose next character is none of the 80.
     """
-    held, ends = UserRows(Scratch((LENGTH,), np.int32)), [0]
+    held, ends = UserRows(), [0]
     for files, which in zip(leaf_files(raw, data_set.files), ("training", "test"), strict=True):
         for path in files:
             for name, x, y in leaf_users(path, "role"):
@@ -178,9 +179,9 @@ def read_shakespeare(data_set: DataSet, raw: Path, options: ReadOptions, tally: 
                     where = f"{path}, role {name}, record {row}"
                     tally.bad(where, f"not {LENGTH} characters and one of {len(LETTERS)}")
                 held.add(ids[good], classes[good], name)
-        if held.rows.length == ends[-1]:
+        if len(held) == ends[-1]:
             raise UserError(f"{raw} holds no readable {which} sample.{tally.first_bad or ' Its users have none.'}")
-        ends.append(held.rows.length)
+        ends.append(len(held))
     written = tuple(WRITTEN.get(letter, letter) for letter in LETTERS)
     about = {"task": "text", "classes": len(LETTERS), "class_names": written}
     return held.data_set(data_set, ends[1], **about, vocabulary=(*SPECIAL, *written))

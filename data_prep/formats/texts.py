@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from array import array
 from dataclasses import replace
 from html import unescape
 from html.entities import html5
@@ -19,7 +20,7 @@ from unicodedata import category, normalize
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.formats.files import Scratch, csv_rows, files_below, lines, require
+from data_prep.formats.files import csv_rows, files_below, lines, require
 from data_prep.holdout import in_both, train_test_groups, train_test_rows
 from data_prep.raw import DataSet, RawDataset, ReadOptions, Tally
 from fedmpi.common.errors import UserError
@@ -38,7 +39,6 @@ ENTITY = re.compile(r"&(#\d+;|#[xX][\da-fA-F]+;|[a-zA-Z][a-zA-Z\d]*;)")
 INVISIBLE = dict.fromkeys((0xAD, 0x200E, 0x200F, 0x2060, 0xFEFF)) | {0x2019: "'"}
 PADDING, UNKNOWN = 0, 1
 SPECIAL = ("<pad>", "<unk>")
-BUFFER_ROWS = 8192
 NEWS_COLUMNS, CATEGORY, TITLE = 8, 1, 3
 TWEET_COLUMNS = 6
 MOODS, NEUTRAL = {"0": 0, "4": 1}, "2"
@@ -76,8 +76,7 @@ def _character(entity: re.Match[str]) -> str:
 class Texts:
     """Texts, labels and users collected row by row, training and test rows together.
 
-    The first `length` tokens of every text are kept under provisional ids in a temporary file, so memory contains the
-    distinct words and one block of rows, not the texts. They are encoded once the training part is known.
+    The first `length` tokens of every text are kept under provisional ids, and encoded once the training part is known.
     """
 
     def __init__(self, length: int) -> None:
@@ -86,8 +85,7 @@ class Texts:
         self.users: list[int] = []
         self.user_names: dict[str, int] = {}
         self._words: dict[str, int] = {}
-        self._rows = Scratch((length,), np.int32)
-        self._waiting: list[list[int]] = []
+        self._ids = array("i")
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -96,21 +94,13 @@ class Texts:
         """Append one row; `user` None means unknown. A text without any word is a single unknown word."""
         words = self._words
         ids = [words.setdefault(word, len(words) + 2) for word in tokens(text)[: self.length]] or [UNKNOWN]
-        self._waiting.append(ids + [PADDING] * (self.length - len(ids)))
-        if len(self._waiting) == BUFFER_ROWS:
-            self._flush()
+        self._ids.extend(ids + [PADDING] * (self.length - len(ids)))
         self.labels.append(label)
         self.users.append(-1 if user is None else self.user_names.setdefault(user, len(self.user_names)))
 
-    def _flush(self) -> None:
-        if self._waiting:
-            self._rows.append(np.array(self._waiting, np.int32))
-            self._waiting = []
-
     def rows(self) -> NDArray[np.int32]:
         """Return the provisional token ids of all rows, int32 (n, length)."""
-        self._flush()
-        return self._rows.rows()
+        return np.frombuffer(self._ids, np.int32).reshape(-1, self.length)
 
     def vocabulary(self, train: Ints, size: int) -> tuple[NDArray[np.int32], tuple[str, ...]]:
         """Return the final id of each provisional one, and words by id.
@@ -119,9 +109,7 @@ class Texts:
         every other word becomes unknown.
         """
         provisional, words = self.rows(), (*SPECIAL, *self._words)
-        counts = np.zeros(len(words), np.int64)
-        for start in range(0, len(train), BUFFER_ROWS):
-            counts += np.bincount(provisional[train[start : start + BUFFER_ROWS]].ravel(), minlength=len(counts))
+        counts = np.bincount(provisional[train].ravel(), minlength=len(words))
         seen = (np.flatnonzero(counts[2:]) + 2).tolist()
         kept = sorted(seen, key=lambda word: (-counts[word], words[word]))[:size]
         final = np.full(len(counts), UNKNOWN, np.int32)

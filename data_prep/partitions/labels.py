@@ -167,22 +167,17 @@ def draw_label_sorted(request: Request, *, size: Count = 300) -> Partition:
 
 
 @register("partition", "pathological", by_label=True)
-def draw_pathological(
-    request: Request, *, classes_per_client: Count = 2, draws: Literal["random", "first", "rotated"] = "random"
-) -> Partition:
+def draw_pathological(request: Request, *, classes_per_client: Count = 2) -> Partition:
     """Every client draws c classes; the rows of a class are shared evenly among the clients that drew it.
 
     Q. Li, Y. Diao, Q. Chen, B. He, Federated learning on non-IID data silos (ICDE 2022), section IV-A, quantity-based
-    label imbalance. C counts the classes that have rows. The size of a client depends on how many clients drew the same
-    classes. Rows of a class that no client drew are dropped.
+    label imbalance. All sets of c classes that have rows are equally likely. The size of a client depends on how many
+    clients drew the same classes. Rows of a class that no client drew are dropped.
 
     Parameters
     ----------
     classes_per_client : int
         Number c of classes of a client.
-    draws : {"random", "first", "rotated"}
-        random: c different classes, all sets equally likely. first: client k has the class k mod C and draws c - 1 of
-        the others, as in the authors' code. rotated: client k has the classes k, k + 1, ..., k + c - 1 mod C.
     """
     clients, stock = request.enough, request.stock
     present = np.flatnonzero(stock)
@@ -190,9 +185,13 @@ def draw_pathological(
         raise UserError(
             f"--classes-per-client {classes_per_client} is impossible: the data set has {len(present)} classes"
         )
-    drawn = _drawn(len(present), clients, classes_per_client, draws, request.generator)
+    drawn = [
+        np.argsort(request.generator.random((min(_CLIENTS_AT_ONCE, clients - low), len(present))), axis=1)
+        for low in range(0, clients, _CLIENTS_AT_ONCE)
+    ]
+    chosen = present[np.concatenate(drawn)[:, :classes_per_client]]
     holds = np.zeros((clients, request.classes), np.int64)
-    np.put_along_axis(holds, present[drawn], 1, axis=1)
+    np.put_along_axis(holds, chosen, 1, axis=1)
     holders = holds.sum(axis=0)
     if (short := np.flatnonzero(holders > stock)).size:
         raise UserError(
@@ -208,19 +207,3 @@ def draw_pathological(
         )
     counts = share_out(holds, stock, holders, request.generator)
     return Partition(*take_counts(request.labels, counts, request.generator), notes=notes)
-
-
-def _drawn(classes: int, clients: int, per_client: int, draws: str, generator: np.random.Generator) -> Ints:
-    """Draw the classes of every client, int64 (N, c), different within a client."""
-    first = np.arange(clients)[:, None]
-    if draws == "rotated":
-        return (first + np.arange(per_client)) % classes
-    fixed = draws == "first"
-    parts = []
-    for low in range(0, clients, _CLIENTS_AT_ONCE):
-        some = first[low : low + _CLIENTS_AT_ONCE]
-        keys = generator.random((len(some), classes))
-        if fixed:
-            np.put_along_axis(keys, some % classes, -1.0, axis=1)  # comes first
-        parts.append(np.argsort(keys, axis=1)[:, :per_client])
-    return np.concatenate(parts).astype(np.int64)

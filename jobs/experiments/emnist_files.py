@@ -6,7 +6,7 @@
     python -m jobs.experiments.emnist_files letters raw/emnist raw/emnist-letters
     python -m jobs.experiments.emnist_files bymerge raw/emnist raw/emnist-bymerge --packed raw/emnist-packed
 
-`balanced`: the first 2,000 training and test images of the official split, with their writers.
+`balanced`: the first 2,000 training and test images of the official split.
 `letters`: the letters of these, both cases as one class, labels 1 to 26 as in the official split.
 `bymerge`: 127,563 different images, from the official test part and from the last 9,120 training images of balanced
 (lossless pictures; Pillow reads them), then those of balanced. The first 100 of each class are the test part.
@@ -52,7 +52,6 @@ def balanced(given: argparse.Namespace) -> None:
     for part in ("train", "test"):
         rows = data[part][0, 0]
         write(given.out, "balanced", part, rows["images"].reshape(-1, 28, 28), rows["labels"].ravel())
-        np.save(given.out / f"emnist-balanced-{part}-writers.npy", rows["writers"].ravel().astype(np.int32))
     mapping(given.out, "balanced", [(label, one) for label, one in enumerate(BYMERGE)])
 
 

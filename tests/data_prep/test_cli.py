@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import tarfile
-import tempfile
 import time
 import zipfile
 from collections.abc import Iterator
@@ -23,7 +22,6 @@ import pytest
 
 from data_prep.__main__ import fetch, flag
 from data_prep.datasets import DATASETS
-from data_prep.formats.files import Scratch
 from data_prep.raw import Source
 from fedmpi import UserError, components
 from fedmpi.data.opening import open_store
@@ -210,15 +208,6 @@ def test_the_program_ends_in_order_on_a_full_disk(tmp_path: Path) -> None:
     said = [line for line in ended.stderr.splitlines() if line.strip()]
     assert len(said) == 1 and f"writing to {tmp_path} failed (File too large)" in said[0]
     assert not list(tmp_path.iterdir())
-
-
-def test_a_full_temporary_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    scratch = Scratch((3,), np.uint8)
-    scratch._file = Path("/dev/full").open("wb", buffering=0)  # noqa: SIM115
-    with pytest.raises(UserError, match=f"{tmp_path} cannot be written .*TMPDIR"):
-        scratch.append(np.zeros((5, 3)))
 
 
 def test_the_first_of_several_processes_writes(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep.formats import texts as encoding
 from data_prep.formats.texts import SPECIAL, Texts, read_vectors, tokens
 from data_prep.raw import Tally
 from fedmpi import UserError
@@ -49,13 +48,6 @@ def test_the_vocabulary_is_by_frequency_then_alphabet_and_from_the_training_part
     expected = [[2, 3, 4, 0, 0], [2, 3, 0, 0, 0], [2, 1, 0, 0, 0], [1, 1, 1, 1, 2], [1, 0, 0, 0, 0], [2, 2, 2, 2, 3]]
     assert ids.tolist() == expected
     assert _rows(["z y"], length=2).vocabulary(np.array([0]), 5)[1] == (*SPECIAL, "y", "z")
-
-
-def test_the_words_of_all_blocks_of_training_rows_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoding, "BUFFER_ROWS", 2)
-    rows = _rows(["a b", "a", "out out", "b c", "b", "c c d"], length=3)
-    _, words = rows.vocabulary(np.array([0, 1, 3, 4, 5]), 10)
-    assert words == (*SPECIAL, "b", "c", "a", "d")
 
 
 def test_vectors_are_those_of_the_vocabulary_and_missing_words_are_zero(tmp_path: Path) -> None:
