@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import glob
+import hashlib
+import json
 import os
 import re
 import warnings
@@ -17,15 +19,14 @@ from fedmpi.config.keys import all_keys, unknown_key
 from fedmpi.config.loading import dotted, read_toml
 from fedmpi.config.writing import shown_value
 from fedmpi.records.history import Record, ending_of, read_records, read_summary
-from fedmpi.records.provenance import FOLDER, MAY_CHANGE, kept_digests, recorded_digest
+from fedmpi.records.provenance import FOLDER as PLUGINS
+from fedmpi.records.provenance import MAY_CHANGE, kept_digests, recorded_digest
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 CONFIGURATION, NOTE = "config.toml", "sweep.json"
 """Files of a run: its configuration, and the note of its sweep."""
-SOURCES = f"{FOLDER}/"
-"""Begins the keys of source files."""
 NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)")
 DATA = "data.source"
 BARE = ("preset", DATA, "model")
@@ -42,8 +43,8 @@ class OneRun:
     """A run as read from its folder."""
 
     folder: Path
-    # The complete configuration, {"part.key": value}, as config.toml holds it, `data.source` where they are now; and by
-    # "plugins/FILE" the SHA-256 of each source file of custom components
+    # The complete configuration, {"part.key": value}, as config.toml holds it, `data.source` where they are now; and as
+    # "plugins" a SHA-256 of the sources of custom components
     table: dict[str, Any]
     records: list[Record]  # As in metrics.jsonl and summary.json; the summary is empty of a run that is not finished
     summary: Record
@@ -91,7 +92,7 @@ def _runs_in(*folders: Path) -> list[Path]:
     found = {folder for folder in folders if (folder / CONFIGURATION).is_file()}
     for above in set(folders) - found:
         inside = {path.parent for path in above.rglob(CONFIGURATION)}
-        found |= {path for path in inside if FOLDER not in path.relative_to(above).parts}
+        found |= {path for path in inside if PLUGINS not in path.relative_to(above).parts}
     return sorted(found, key=order)
 
 
@@ -104,18 +105,15 @@ def _read_run(folder: Path) -> OneRun:
     table = dotted(read_toml(folder / CONFIGURATION))
     summary, labels = read_summary(folder / "summary.json"), read_summary(folder / NOTE).get("labels", {})
     ending = ending_of(summary, folder / CONFIGURATION) if summary else "stopped"
-    table |= {f"{SOURCES}{name}": digest[:8] for name, digest in kept_digests(folder).items()}
+    if sources := kept_digests(folder):
+        table[PLUGINS] = hashlib.sha256(json.dumps(sources).encode()).hexdigest()[:8]
     return OneRun(folder, table, read_records(folder), summary, ending, labels, recorded_digest(folder) or "")
 
 
 def differing(tables: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the keys in which tables differ, source files last; a key that a table lacks differs from any value.
-
-    A source file that a table lacks does not differ: that run has another component.
-    """
-    keys = sorted(dict.fromkeys(key for table in tables for key in table), key=_is_source)
-    values = {key: [table.get(key) for table in tables if key in table or not _is_source(key)] for key in keys}
-    return [key for key in keys if any(value != values[key][0] for value in values[key])]
+    """Return the keys in which tables differ, the sources last; a key that a table lacks differs from any value."""
+    keys = sorted(dict.fromkeys(key for table in tables for key in table), key=PLUGINS.__eq__)
+    return [key for key in keys if any(table.get(key) != tables[0].get(key) for table in tables)]
 
 
 def table_value(value: Any) -> str:
@@ -144,10 +142,10 @@ class SeedGroup:
     @property
     def parts(self) -> dict[str, str]:
         """Parts of a name, by key: `lr = 0.1`, `0.1` where that says enough, or `without local.lr`."""
-        ends = [key.removeprefix(SOURCES) if _is_source(key) else key.rpartition(".")[2] for key in self.values]
+        ends = [key.rpartition(".")[2] for key in self.values]
         parts = {}
         for (key, value), end in zip(self.values.items(), ends, strict=True):
-            bare = key in BARE or not ("." in key or key in all_keys())
+            bare = key in BARE or not ("." in key or key in (*all_keys(), PLUGINS))
             name = end if ends.count(end) == 1 else key
             parts[key] = f"without {key}" if value is None else value if bare else f"{name} = {value}"
         return parts
@@ -255,7 +253,7 @@ def _what_sets_apart(
     if by:
         return values_of(by, plain)
     own = list(dict.fromkeys(key for group in groups for run in group for key in run.labels if key != "seed"))
-    for labels in (own, [*own, *filter(_is_source, keys)]) if own else ():
+    for labels in (own, [*own, PLUGINS]) if own else ():
         named = [{tuple(labeled(run, key) for key in labels) for run in group} for group in groups]
         if all(len(one) == 1 for one in named) and len(set.union(*named)) == len(groups):
             varied = [key for key in labels if len({labeled(group[0], key) for group in groups}) > 1]
@@ -289,12 +287,7 @@ def _value(run: OneRun, key: str, data: Mapping[str, str]) -> str | None:
 def _differing(runs: Sequence[OneRun], data: Mapping[str, str]) -> list[str]:
     """Return keys in whose values the runs differ, without the seed; see `differing`."""
     keys = dict.fromkeys(key for run in runs for key in run.table if key != "seed")
-    shown = ({key: _value(run, key, data) for key in keys if key in run.table or not _is_source(key)} for run in runs)
-    return differing(list(shown))
-
-
-def _is_source(key: str) -> bool:
-    return key.startswith(SOURCES)
+    return differing([{key: _value(run, key, data) for key in keys} for run in runs])
 
 
 def _data_names(runs: Sequence[OneRun]) -> dict[str, str]:
@@ -323,7 +316,7 @@ def _data_names(runs: Sequence[OneRun]) -> dict[str, str]:
 
 def _notes(runs: Sequence[OneRun]) -> list[str]:
     """Return differences between runs of one block that would be overlooked."""
-    notes = source_notes(runs)
+    notes = []
     for key, why in (
         ("evaluation.every", "best rounds and rounds to a target depend on the number of evaluations"),
         ("rounds", "final values are from different rounds"),
@@ -335,32 +328,13 @@ def _notes(runs: Sequence[OneRun]) -> list[str]:
     return notes
 
 
-def source_notes(runs: Sequence[OneRun]) -> list[str]:
-    """Return the components whose sources differ between otherwise identical runs, with their files and runs."""
-    data = _data_names(runs)
-    keys = [key for key in _differing(runs, data) if not key.startswith(OF_NO_MATTER) and not _is_source(key)]
-    files: dict[str, list[OneRun]] = {}
-    for together in _by_values(runs, keys, data).values():
-        for key in filter(_is_source, differing([run.table for run in together])):
-            files.setdefault(key, []).extend(run for run in together if key in run.table)
-    notes = []
-    for key, among in files.items():
-        versions: dict[str, list[str]] = {}
-        for run in among:
-            versions.setdefault(run.table[key], []).append(run.name)
-        listed = "; ".join(f"{digest} in {shortened(names)}" for digest, names in versions.items())
-        notes.append(f"{key.removeprefix(SOURCES)} differs (sha256): {listed}. Those runs are separate groups")
-    return notes
-
-
 # --- studies from Python ---
 
 
 def load_runs(pattern: str | Path, unfinished: bool = False) -> list[Run]:
     """Read the finished runs in the folders that a pattern names, as `runs/fedavg-*`, or below them.
 
-    Runs that are not finished are left out, and a warning names them. A warning also names the source files of custom
-    components that differ between the runs.
+    Runs that are not finished are left out, and a warning names them.
 
     Parameters
     ----------
@@ -385,8 +359,6 @@ def load_runs(pattern: str | Path, unfinished: bool = False) -> list[Run]:
         raise UserError(f"no run of {pattern} is finished: {listed}. Continue them, or set unfinished=True")
     if left := [run.where for run in runs if not (run.summary or unfinished)]:
         warnings.warn(f"left out, not finished: {shortened(left)}. unfinished=True returns them too", stacklevel=2)
-    for note in source_notes(kept):
-        warnings.warn(note, stacklevel=2)
     return [load_run(run.folder) for run in kept]
 
 
@@ -402,7 +374,7 @@ def frame(pattern: str | Path) -> DataFrame:
     -------
     pandas.DataFrame
         `run` (the folder, from the folder that holds all of them), `seed`, `finished`; each configuration key in which
-        the runs differ, such as `local.lr`, and `plugins/FILE` for source files of custom components that differ;
+        the runs differ, such as `local.lr`, and `plugins`, a checksum, if the sources of their components differ;
         `round`, and what the records hold, numbers in tables of theirs as `table.name`.
 
     Raises
@@ -417,8 +389,6 @@ def frame(pattern: str | Path) -> DataFrame:
         raise UserError(f"no run of {pattern} has finished a round yet: nothing to show")
     if left := [run.where for run in runs if not run.summary]:
         warnings.warn(f"not finished: {shortened(left)}; their rows have finished = False", stacklevel=2)
-    for note in source_notes(runs):
-        warnings.warn(note, stacklevel=2)
     above = os.path.commonpath([run.folder.resolve().parent for run in runs])
     keys = [key for key in differing([run.table for run in runs]) if key != "seed"]
     rows = []
