@@ -430,16 +430,14 @@ def submit(
 
 
 @app.command()
-def doctor(
-    json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
-) -> int:
+def doctor() -> int:
     """Show the resources of this machine or allocation. The exit code is 1 if no run can start.
 
     Example: mpiexec -n 3 fedmpi doctor
     """
     from fedmpi.doctor import examine
 
-    return int(not examine(json))
+    return int(not examine())
 
 
 @app.command(

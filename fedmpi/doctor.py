@@ -30,7 +30,6 @@ LITTLE_SHARED_MEMORY = 1 << 30
 LITTLE_SPACE = 2 << 30
 BUSY = 0.5
 """Load of a node besides its ranks, as a share of its cores, that slows a run down."""
-MOST_RANKS = 4096
 IDENTICAL = ("fedmpi", "python", "torch", "numpy")
 """Versions that must be identical on all ranks."""
 SIMILAR = ("h5py", "hdf5", "mpi4py", "mpi", "system", "torch_cuda", "cores_of_node", "threads")
@@ -134,8 +133,6 @@ def advise(ranks: Sequence[Findings]) -> list[Advice]:
 def _impossible(ranks: Sequence[Findings]) -> Iterator[str]:
     if ranks[0]["mpi_trouble"]:
         yield ranks[0]["mpi_trouble"]
-    if len(ranks) > MOST_RANKS:
-        yield f"{len(ranks)} ranks, but a run has at most {MOST_RANKS}. Start fewer"
     for name in ("torch", "numpy", "h5py"):
         if broken := _where(ranks, lambda found: found[name].startswith("cannot be loaded")):  # noqa: B023
             yield f"{name} {ranks[broken[0]][name]} on {_ranks(ranks, broken)}. Install it again"
@@ -217,19 +214,15 @@ def _ranks(ranks: Sequence[Findings], some: Sequence[int]) -> str:
     return f"rank{'s' * (len(some) > 1)} {', '.join(map(str, some[:4]))}{more} ({ranks[some[0]]['host']})"
 
 
-def examine(for_programs: bool) -> bool:
+def examine() -> bool:
     """Collect and print the facts of all ranks; return whether a run could start, the same on all of them."""
-
-    def show(found: list[Findings], advice: list[Advice]) -> None:
-        print(as_json(found, advice) if for_programs else examination_text(found, advice, site_file()), flush=True)
-
     try:
         cluster = Cluster.connect()
     except UserError as error:
         launch = read_launch()
         if launch is None or launch.rank == 0:
             found = [find(None, str(error))]
-            show(found, advise(found))
+            print(examination_text(found, advise(found), site_file()), flush=True)
         return False
     try:
         own = find(cluster) | {"sees_folder": _sees_folder(cluster)}
@@ -239,7 +232,7 @@ def examine(for_programs: bool) -> bool:
             found = [json.loads(part.tobytes()) for part in gathered]
             advice = advise(found)
             problems = sum(one.level == "problem" for one in advice)
-            show(found, advice)
+            print(examination_text(found, advice, site_file()), flush=True)
         return cluster.maximum(problems) == 0
     finally:
         cluster.close()
@@ -289,12 +282,6 @@ def examination_text(ranks: Sequence[Findings], advice: Sequence[Advice], site: 
     width = max(map(len, rows))
     lines = [f"{name:<{width}}  {text}" for name, text in rows.items()]
     return "\n".join([*lines, "", *(map(str, advice) if advice else ["no problems found"])])
-
-
-def as_json(ranks: Sequence[Findings], advice: Sequence[Advice]) -> str:
-    """Return the same for programs: {"ranks": [one object per rank], "advice": [{"level", "text"}]}."""
-    entries = [{"level": one.level, "text": one.text} for one in advice]
-    return json.dumps({"ranks": list(ranks), "advice": entries}, indent=2)
 
 
 def _size(count: int | None) -> str:

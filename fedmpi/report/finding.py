@@ -1,4 +1,4 @@
-"""The finding of a report: its sentence, the tables of differences and of costs to a target, and numbers as text."""
+"""The finding of a report: its sentence, and numbers as text."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from typing import Any
 
 from fedmpi.common.errors import UserError
 from fedmpi.report.curves import key_title
-from fedmpi.results.comparison import COSTS, Comparison, Difference, Row, compare_runs, in_percent, rises
+from fedmpi.results.comparison import Comparison, Difference, Row, compare_runs, in_percent, rises
 from fedmpi.results.loading import OneRun, SeedGroup
-
-Columns = dict[str, list[Any]]
 
 
 def counted(count: int, noun: str) -> str:
@@ -58,39 +56,6 @@ def _rows(comparison: Comparison) -> list[Row]:
 def _differences(comparison: Comparison) -> list[tuple[Row, Difference, SeedGroup]]:
     """Return the rows that are compared with a reference, with their intervals and references."""
     return [(row, one, row.reference) for row in _rows(comparison) if (one := row.interval) and row.reference]
-
-
-def against(comparison: Comparison) -> Columns | None:
-    """Return the table of differences from the reference, with their corrected intervals; None without any."""
-    if not (found := _differences(comparison)):
-        return None
-    scale = 100 if in_percent(comparison.metric) else 1
-    numbers = [with_decimals_of(scale, one.mean, one.half, one.low, one.high) for _, one, _ in found]
-    title = f"difference in {key_title(comparison.metric)}{' (points)' * (scale == 100)}"
-    return {
-        "configuration": [row.group.label for row, _, _ in found],
-        "reference": [other.label for _, _, other in found],
-        title: [f"{mean} [{low}, {high}]" for mean, low, high in numbers],
-        "seeds": [one.n for _, one, _ in found],
-        "significant": ["yes" if one.significant else "no" for _, one, _ in found],
-    }
-
-
-def to_target(comparison: Comparison) -> tuple[str, Columns] | None:
-    """Return title and columns of the table of costs to the target; None without a target."""
-    if comparison.target is None:
-        return None
-    rows = _rows(comparison)
-    columns: Columns = {
-        "configuration": [row.group.label for row in rows],
-        "runs that reached it": [f"{row.reached} of {row.final.n}" for row in rows],
-    }
-    for key, (unit, _) in COSTS.items():
-        spreads = [row.costs.get(key) for row in rows]
-        if any(spreads):
-            columns[unit] = [one and (one.mean, one.deviation) for one in spreads]
-    way = "to" if rises(comparison.metric) else "down to"
-    return f"Cost {way} a {key_title(comparison.metric)} of {comparison.target:.4g}", columns
 
 
 def finding(comparison: Comparison) -> str:

@@ -19,10 +19,11 @@ from fedmpi.report import curves as numbers
 from fedmpi.report import figures
 from fedmpi.report.curves import LINK_NAMES, TITLES, Configuration, configurations, key_title, rounded
 from fedmpi.report.figures import COMMON, Shown, Spec
-from fedmpi.report.finding import Columns, against, cell, compared, counted, finding, to_target
-from fedmpi.results.comparison import AXES, Spread, spent
+from fedmpi.report.finding import cell, compared, counted, finding
+from fedmpi.results.comparison import AXES, Comparison, Spread, correction_of, spent, table_of
 from fedmpi.results.loading import OneRun, differing, find_runs, read_runs, shortened, table_value
 
+Columns = dict[str, list[Any]]
 VEGA_LITE = "6.4"
 UNITS = {"samples": "samples", "megabytes": "MB", "seconds": "seconds", "virtual_seconds": "simulated s"}
 FIRST = ("test_accuracy", "val_accuracy", "test_macro_f1", "val_macro_f1", "test_loss", "val_loss", "train_loss")
@@ -111,18 +112,9 @@ def page_contents(runs: Sequence[OneRun], title: str = "") -> dict[str, Any]:
         {axis: words for axis, words in AXES.items() if any(axis in one["x"] for one in curves)},
     )
     comparison = compared(runs)
-    results: list[Item] = [_results(groups)]
-    cost = None
-    if comparison is not None:
-        corrected = "Mean over paired seeds, with a 95 % confidence interval corrected for the number of comparisons."
-        if differences := against(comparison):
-            results.append(Item("against", "Differences from the reference", corrected, differences))
-        cost = to_target(comparison)
-    reached = "At the end of the first round whose evaluation reached it, over the runs that did."
     sections = {
         "Curves": [_lines(shown, "curve", "Scores and other numbers over the run", list(shown.metrics), True)],
-        "Results": results,
-        "Cost to a score": [Item("to-target", cost[0], reached, cost[1])] if cost else [],
+        "Results": [_results(groups), *(_compared(comparison) if comparison is not None else [])],
         "Settings": _settings(groups),
         "Participation": _participation(shown),
         "Clients": _views(shown, groups),
@@ -190,17 +182,11 @@ def _final_scores(groups: Sequence[Configuration], beginnings: tuple[str, ...]) 
 
 
 def _results(groups: Sequence[Configuration]) -> Item:
-    def best(key: str) -> list[Any]:
-        return _over_seeds(
-            groups, lambda run: max((r[key] for r in run.records if r.get(key) is not None), default=None)
-        )
-
     def whole(axis: str) -> list[Any]:
         return _over_seeds(groups, lambda run: spent(run.records).get(axis, [None])[-1])
 
     columns: Columns = {"configuration": [group.label for group in groups]}
     found = _final_scores(groups, ("test_", "val_"))
-    found |= {f"best {key_title(key)}": best(key) for key in ("test_accuracy", "val_accuracy")}
     found |= {unit: whole(axis) for axis, unit in UNITS.items()}
     columns |= {heading: values for heading, values in found.items() if any(values)}
     columns |= {"seeds": [len(group.runs) for group in groups]}
@@ -208,6 +194,16 @@ def _results(groups: Sequence[Configuration]) -> Item:
     means = ", mean ± standard deviation over seeds" * any(len(group.runs) > 1 for group in groups)
     note = f"Last score of every run{means}; samples, traffic and time of the whole run."
     return Item("results", "Scores and costs", note, columns)
+
+
+def _compared(comparison: Comparison) -> list[Item]:
+    """Return the tables of `fedmpi compare`."""
+    items = []
+    for place, (block, rows) in enumerate(comparison.blocks):
+        table = {head or "configuration": cells for head, cells in table_of(comparison, rows).items()}
+        title = "Comparison" + f": {block.title}" * (len(comparison.blocks) > 1)
+        items.append(Item(f"comparison-{place}", title, " ".join(correction_of(rows)), dict(table)))
+    return items
 
 
 def _settings(groups: Sequence[Configuration]) -> list[Item]:

@@ -351,9 +351,8 @@ def print_comparison(comparison: Comparison, screen: Console) -> None:
     several, wanted = len(comparison.blocks) > 1, comparison.reference
     notes = []
     for block, rows in comparison.blocks:
-        heads, cells = _cells(comparison, rows)
-        _show(screen, heads, cells, block.title if several else "")
-        for line in (*block.notes, *_corrected(rows)):
+        _show(screen, table_of(comparison, rows), block.title if several else "")
+        for line in (*block.notes, *correction_of(rows)):
             print(paragraph(line, "note  ", "    "))
         others = [row.group for row in rows if row.reference is None and wanted is not None]
         if alone := [one.label for one in others if not one.is_called(wanted) and not one.keys_of(wanted)]:
@@ -367,19 +366,20 @@ def print_comparison(comparison: Comparison, screen: Console) -> None:
         print(paragraph(line, "left out: ", "    "))
 
 
-def _show(screen: Console, heads: list[str], cells: list[list[str]], title: str) -> None:
+def _show(screen: Console, table: dict[str, list[str]], title: str) -> None:
     """Print a table; on a narrow terminal its columns below one another, each time after the first one."""
-    widths = [max(map(cell_len, column)) + 3 for column in zip(heads, *cells, strict=True)]
+    heads, widths = list(table), [max(map(cell_len, (head, *cells))) + 3 for head, cells in table.items()]
     parts: list[list[int]] = [[0]]
     for number in range(1, len(heads)):
         if len(parts[-1]) > 1 and 1 + sum(widths[one] for one in [*parts[-1], number]) > screen.width:
             parts.append([0])
         parts[-1].append(number)
     for part in parts:
-        show_table(screen, [heads[one] for one in part], [[row[one] for one in part] for row in cells], title)
+        shown = [heads[one] for one in part]
+        show_table(screen, shown, [list(cells) for cells in zip(*(table[head] for head in shown), strict=True)], title)
 
 
-def _corrected(rows: Sequence[Row], mark: str = '"significant"') -> list[str]:
+def correction_of(rows: Sequence[Row], mark: str = '"significant"') -> list[str]:
     """Return comparisons and seeds of a table and the correction of its intervals; nothing without intervals."""
     found = [row.interval for row in rows if row.interval is not None]
     if not found:
@@ -433,18 +433,16 @@ def as_latex(comparison: Comparison) -> str:
 
     texts = []
     for block, rows in comparison.blocks:
-        heads, cells = _cells(comparison, rows, "*")
-        plain = DataFrame([[" ".join(cell.split()) for cell in line] for line in cells], columns=heads)
-        table = str(plain.to_latex(index=False, escape=True, column_format="l" + "r" * (len(heads) - 1)))
-        notes = (" ".join(line.split()) for line in (block.title or comparison.metric, *_corrected(rows, "*")))
+        columns = table_of(comparison, rows, "*")
+        plain = DataFrame({head: [" ".join(cell.split()) for cell in cells] for head, cells in columns.items()})
+        table = str(plain.to_latex(index=False, escape=True, column_format="l" + "r" * (len(columns) - 1)))
+        notes = (" ".join(line.split()) for line in (block.title or comparison.metric, *correction_of(rows, "*")))
         texts.append("".join(f"% {line}\n" for line in notes) + MINUS.sub("$-$", table))
     return "\n".join(texts)
 
 
-def _cells(
-    comparison: Comparison, rows: Sequence[Row], mark: str = " significant"
-) -> tuple[list[str], list[list[str]]]:
-    """Return headings and cells of one block; `mark` follows significant differences."""
+def table_of(comparison: Comparison, rows: Sequence[Row], mark: str = " significant") -> dict[str, list[str]]:
+    """Return the columns of one block by heading; `mark` follows significant differences."""
     share, target = in_percent(comparison.metric), comparison.target
     late = f" (last {comparison.last} rounds)" if comparison.last > 1 else ""
     references = {row.reference.label for row in rows if row.reference is not None}
@@ -462,7 +460,7 @@ def _cells(
         goal = f"{100 * target:g} %" if share else f"{target:g}"
         for key in dict.fromkeys(key for row in rows for key in row.costs) or ["round"]:
             columns[f"{COSTS[key][0]} to {goal}"] = [_cost(row, key) for row in rows]
-    return list(columns), [list(cells) for cells in zip(*columns.values(), strict=True)]
+    return columns
 
 
 def _difference(row: Row, share: bool, mark: str) -> str:

@@ -308,14 +308,10 @@ def show_line(text: str) -> None:
 
 
 def show_outcomes(sweep: Sweep, outcomes: Sequence[Outcome]) -> None:
-    """Print every run with its end, and the reasons of failures."""
-    rows = []
-    for one in outcomes:
-        time = readable_duration(one.seconds) if one.seconds else "before" if one.ending == "finished" else "-"
-        rows.append([one.run.name, one.ending, one.rounds, one.score.rpartition(" ")[2] or "-", time])
+    """Print how many runs ended in which way, and the reasons of failures."""
     endings = [one.ending for one in outcomes]
     counts = [f"{endings.count(ending)} {ending}" for ending in ("finished", "failed", "stopped") if ending in endings]
-    show_table(console(), ["run", "state", "rounds", "score", "time"], rows, caption=", ".join(counts), left=2)
+    print(", ".join(counts))
     for one in outcomes:
         if one.ending == "failed":
             print(paragraph(f"{one.run.name}: {one.why} (see {one.run.folder})", "failed  ", "    "))
