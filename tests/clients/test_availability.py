@@ -23,13 +23,6 @@ def test_more_generous_models_have_all_clients_of_the_stricter_ones_however_many
     assert np.array_equal(generous, many[many < 500])
 
 
-def test_label_groups_have_separate_probabilities() -> None:
-    labels = np.array([0, 2, 0])
-    for by_label, chances in {"[1.0,0.5,0.0]": [1, 0, 1], "[1.0,0.0]": [1, 1, 1]}.items():  # beyond the end they repeat
-        found = there(f"label-group clients.availability.by_label={by_label}", STREAMS, 0, 3, labels)
-        assert found.tolist() == np.flatnonzero(chances).tolist()
-
-
 @pytest.mark.parametrize(
     "law",
     [
