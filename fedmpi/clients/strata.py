@@ -83,7 +83,7 @@ def neyman(
     open_strata, population, room = capacity > 0, sizes.astype(np.float64), capacity.astype(np.float64)
     if not (spreads[open_strata] > 0).any():
         spreads = np.ones_like(spreads)
-    if every_stratum and count >= open_strata.sum():
+    if (every_stratum or not count) and count >= open_strata.sum():
         lower = open_strata.astype(np.float64)
         quotas = bounded_shares(population * spreads, population, lower, room, count)
         draws = largest_remainders(quotas, count)
