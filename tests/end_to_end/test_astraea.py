@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +12,9 @@ import pytest
 import torch
 
 from fedmpi.config import load_config
-from fedmpi.core.experiment import Experiment
 from fedmpi.updates.traffic import MEGABYTE, cost_to_target
 from tests.end_to_end.in_process import QUIET, SMALL, Run, run
-from tests.end_to_end.runs import Record, choices, curve, records
-from tests.mpi.launch import run_mpi
+from tests.end_to_end.runs import Record
 from tests.reference.compare import _by_round
 from tests.reference.plain_data import stream
 from tests.reference.program import traced
@@ -69,37 +66,3 @@ def test_the_summary_has_rounds_and_megabytes_to_the_target() -> None:
     assert done.summary["bytes_total"] == sum(map(link_bytes, done.records)) > cost.megabytes * MEGABYTE
     never = small("preset=astraea", GAMMA, "rounds=2", "evaluation.target_accuracy=1.0")
     assert never.summary["rounds_to_target"] is None and never.summary["megabytes_to_target"] is None
-
-
-@pytest.mark.slow
-def test_what_travels_with_a_model_is_what_mpi_moves(tmp_path: Path) -> None:
-    """A model with buffers: d values and Adam's two moments of the trainable ones; in MPI, weight and steps besides.
-
-    The opening round takes a step of SGD, which has no moments.
-    """
-    settings = (
-        "preset=astraea", "data.source=digits:clients=12,alpha=0.4", "rebalance=false", GAMMA,
-        "topology.epochs=2", "clients.count=6", "topology.keep_optimizer=true", "rounds=3",
-        "model.name=tests.end_to_end.user_models:normed", "clients.sampler=stratified",
-        "clients.sampler.initial_step=true", "clients.sampler.features=label-histogram",
-        "clients.sampler.clustering=kmeans",
-        "clients.sampler.strata=2", "clients.sampler.within_stratum=uniform",
-    )  # fmt: skip
-    job = run_mpi(3, ["-m", "fedmpi", "train", *choices(*QUIET, *settings), "--out", tmp_path / "run"])
-    assert job.returncode == 0, job.stderr
-    experiment = Experiment.connect(load_config(None, [*settings]))
-    model = experiment.model
-    experiment.close()
-    rounds, summary = curve(tmp_path / "run"), json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert rounds[0]["opening"] and model.size > model.trainable
-    relayed = 0
-    for record in rounds:
-        visit = 4 * (model.size + 2 * model.trainable * (record["round"] > 0))
-        assert record["hops"] > 0 and record["bytes_client_down"] == record["visits"] * visit
-        relayed += record["hops"] * (visit + 16)
-    moved = summary["mpi_bytes"]
-    assert moved["relay"] == relayed and moved["total"] == sum(n for kind, n in moved.items() if kind != "total")
-    assert summary["bytes_total"] == sum(summary[f"bytes_{link}"] for link in LINKS)
-    for record in records(tmp_path / "run"):
-        assert len(record["busy_seconds"]) == len(record["idle_seconds"]) == 3
-        assert record["idle_seconds"][0] == 0 and all(seconds > 0 for seconds in record["busy_seconds"][1:])

@@ -109,11 +109,6 @@ def test_every_rule_agrees_in_double_precision(name: str, rule: str) -> None:
     assert_same_round(*engines(name, torch.float64, sizes), RULES_OF_STEPS[rule], 1e-10)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_fifty_ragged_clients_agree_in_single_precision(name: str) -> None:
-    assert_same_round(*engines(name, torch.float32, ragged_sizes(50, 40)), EPOCHS, 1e-4)
-
-
 @pytest.mark.parametrize("limit", [0, 10**9], ids=["client by client", "joined"])
 def test_an_engine_serves_round_after_round_with_other_clients_and_rules(
     limit: int, monkeypatch: pytest.MonkeyPatch

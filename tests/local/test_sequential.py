@@ -9,18 +9,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedmpi import ClientFailure
-from fedmpi.common.streams import Purpose
 from fedmpi.config import load_config
 from fedmpi.data.schema import DataDescription
 from fedmpi.local import measures
 from fedmpi.local.measures import ClientMeasures, Gradients, Probe
 from fedmpi.local.sequential import SequentialEngine, update_norms
-from fedmpi.local.work import ClientTask, LocalRule, needs_order, schedule, step_count
+from fedmpi.local.work import ClientTask, LocalRule
 from fedmpi.models.flat import FlatModel
 from tests.local.synthetic import (
     SMALL_IMAGES,
@@ -44,43 +41,6 @@ def small() -> FlatModel:
 
 
 # Batches
-
-
-def drawn(rule: LocalRule, n: int) -> list[np.ndarray]:
-    batches = schedule(rule, n, STREAMS.generator(Purpose.BATCH_ORDER, 1, 2))
-    return [np.arange(n) if rows is None else rows for rows in batches]
-
-
-@given(n=st.integers(0, 60), batch=st.none() | st.integers(1, 70), repeat=st.integers(1, 40), by_steps=st.booleans())
-def test_epochs_see_every_row_once_and_steps_draw_distinct_ones(
-    n: int, batch: int | None, repeat: int, by_steps: bool
-) -> None:
-    repeats = {"epochs": None, "steps": repeat} if by_steps else {"epochs": repeat, "steps": None}
-    rule = LocalRule(**repeats, batch_size=batch)
-    found = drawn(rule, n)
-    assert step_count(rule, n) == len(found)
-    assert needs_order(rule, n) == (batch is not None and batch < n)
-    if not needs_order(rule, n):
-        assert schedule(rule, n, None) == [None] * step_count(rule, n)
-    if by_steps:
-        assert len(found) == (repeat if n else 0)
-        assert all(len(set(rows)) == len(rows) == min(batch or n, n) and set(rows) <= set(range(n)) for rows in found)
-        return
-    per_epoch = len(found) // repeat
-    for epoch in range(repeat if n else 0):
-        part = found[epoch * per_epoch : (epoch + 1) * per_epoch]
-        assert sorted(np.concatenate(part)) == list(range(n))
-        assert all(len(rows) == (batch or n) for rows in part[:-1])
-
-
-def test_every_epoch_and_step_has_a_new_draw_and_every_row_is_drawn_equally_often() -> None:
-    """χ² over 20 rows of 4000 draws at a fixed seed; false alarm rate 1e-4 (χ²_19 > 49.7, larger for sampling
-    without replacement)."""
-    first, second = (np.concatenate(half) for half in np.split(np.array(drawn(LocalRule(epochs=2), 50)), 2))
-    assert not np.array_equal(first, second)
-    assert not np.array_equal(*drawn(LocalRule(epochs=None, steps=2, batch_size=10), 1000))
-    counts = np.bincount(np.concatenate(drawn(LocalRule(epochs=None, steps=1000, batch_size=4), 20)), minlength=20)
-    assert ((counts - 200) ** 2 / 200).sum() < 49.7
 
 
 # Steps
@@ -122,23 +82,6 @@ def test_rounds_leave_no_tensors_behind() -> None:
 def probed(model: FlatModel, probe: Probe = "full", clients: Sequence[int] = range(5), **options):
     stream = Gradients(SOURCE, model, STREAMS, probe, **options).each(clients, model.initial, 2)
     return {client: gradient.clone() for client, gradient in stream}
-
-
-def test_batch_and_sample_probes_are_gradients_of_drawn_samples_of_round_and_client() -> None:
-    model = small()
-    x, y = SOURCE.load(2)
-    single = probed(model, "sample")[2]
-    model.bind(model.initial)
-    each = [torch.cat([g.flatten() for g in model.loss_gradient(x[[i]], y[[i]])[1]]) for i in range(40)]
-    assert sum(relative_error(single, gradient) < 1e-5 for gradient in each) == 1
-    batch = probed(model, "batch", batch_rows=8)[2]
-    shares = torch.linalg.lstsq(torch.stack(each).T.double(), batch.double()).solution
-    assert int((shares > 1 / 16).sum()) == 8
-    assert torch.allclose(shares[shares > 1 / 16], torch.tensor(1 / 8, dtype=torch.float64), atol=1e-3)
-    assert torch.equal(probed(model, "batch")[2], probed(model)[2])
-    assert torch.equal(single, probed(model, "sample", clients=[4, 2])[2])
-    later = dict(Gradients(SOURCE, model, STREAMS, "sample").each([2], model.initial, 3))
-    assert not torch.equal(single, later[2])
 
 
 @pytest.mark.parametrize("net", [BatchNormNet, AlphaDropoutNet])

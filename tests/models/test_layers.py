@@ -31,19 +31,6 @@ def stream(client: int) -> np.random.Generator:
     return Streams(5).generator(Purpose.DROPOUT, 2, client)
 
 
-@pytest.mark.parametrize("p", [0.5, 0.25, 0.2, 0.9, 1e-3, 0.99999])
-def test_a_mask_holds_zeros_with_probability_p_and_independently(p: float) -> None:
-    """Normal tests at 4.5 σ of the share, and of the correlation with each of the next eight: false alarm rate 7e-5."""
-    for shape in [(1, 1), (3, 5), (7, 64)]:
-        assert set(np.unique(draw_mask(stream(1), *shape, p))) <= {np.float32(0), np.float32(1 / (1 - p))}
-    count = 500_000
-    mask = draw_mask(stream(3), 1, count, p)
-    dropped = (mask[0] == 0) - p
-    assert abs(dropped.sum()) < 4.5 * (p * (1 - p) * count) ** 0.5 + 2**-16 * count
-    for lag in range(1, 9):
-        assert abs(float((dropped[lag:] * dropped[:-lag]).mean())) < 4.5 * p * (1 - p) / count**0.5 + 2**-30
-
-
 @pytest.mark.parametrize("p", [0.2, 0.99999, 1e-3])
 def test_a_value_is_dropped_where_its_sixteen_bits_are_below_p(p: float) -> None:
     """A share p of the 65,536 values of sixteen bits is below p, up to 2**-17."""

@@ -1,42 +1,23 @@
-"""FedSTaS's lemmas: unbiased averages under importance draws (Lemma 2.1), the total size estimated (Lemma 2.2)."""
+"""FedSTaS's Lemma 2.1: unbiased averages under importance draws."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import permutations, product
+from itertools import product
 
 import numpy as np
 import pytest
 
 from fedmpi import Cohort
 from fedmpi.clients.cohort import StrataSummary
-from fedmpi.clients.designs import Design, inclusion_by_norm, proportional_inclusion, systematic
-from fedmpi.common.streams import Purpose, Streams
-from fedmpi.privacy.sizes import estimate_total, sampling_probability
-from tests.statistical.weighed import coefficients
+from fedmpi.clients.designs import Design, inclusion_by_norm
+from tests.statistical.weighed import coefficients, every_draw
 
 LABELS = np.array([0, 0, 0, 0, 1, 1, 1])
 SIZES = np.array([4, 3])
 NORMS = np.array([1.0, 2.0, 3.0, 4.0, 0.5, 1.5, 1.0])
 MODELS = np.array([[-1.0, 0.2], [0.5, 1.0], [2.0, -1.0], [4.0, 3.0], [0.0, 5.0], [1.0, 1.0], [-3.0, 2.0]])
 ONE_EACH = np.ones(7, np.int64)
-
-
-def every_draw(norms: np.ndarray, count: int, design: Design) -> Iterator[tuple[float, np.ndarray]]:
-    """All (probability, positions) of an importance draw inside one stratum."""
-    if design == "sequential":
-        for sequence in permutations(range(len(norms)), count):
-            chance, left = 1.0, norms.sum()
-            for client in sequence:
-                chance, left = chance * norms[client] / left, left - norms[client]
-            yield chance, np.sort(np.array(sequence))
-        return
-    inclusion = proportional_inclusion(norms, count)
-    orders = list(permutations(range(len(norms))))
-    for order in orders:
-        edges = np.unique(np.concatenate([[0.0, 1.0], np.cumsum(inclusion[list(order)]) % 1.0]))
-        for low, high in zip(edges[:-1], edges[1:], strict=True):
-            yield (high - low) / len(orders), systematic(inclusion, np.array(order), (low + high) / 2)
 
 
 def every_cohort(draws: tuple[int, int], design: Design, norms: np.ndarray) -> Iterator[tuple[float, Cohort]]:
@@ -84,24 +65,3 @@ def test_the_papers_plain_means_are_biased_by_what_their_inclusion_probabilities
     assert bias == pytest.approx(by_hand, abs=1e-9)
     expected = {"systematic": 0.330, "sequential": 0.284}[design]
     assert np.linalg.norm(bias) / np.linalg.norm(MODELS.mean(axis=0)) == pytest.approx(expected, abs=0.001)
-
-
-def test_the_sampling_probability_converges_as_more_clients_are_selected() -> None:
-    """Lemma 2.2: E[(p̃ − p)²] → 0 as m grows (M = 100, ε = 3, no size clipped, sizes 1 … 99; η = 20 samples a client).
-
-    600 estimates for each m. η grows with m, so p stays the same and only the error of ñ counts: the lemma's own fixed
-    η would make p itself vanish. The error shrinks about as 1/m once ñ rarely saturates p: from 800 to 12,800
-    clients by 16, asserted above 8 (standard error of the ratio below 10 %: false alarm below 1e-6).
-    """
-    streams = Streams(3)
-
-    def squared_error(clients: int) -> float:
-        sizes = streams.generator(Purpose.PARTITION, client=clients).integers(1, 100, clients)
-        wanted = 20 * clients
-        truth = sampling_probability(wanted, float(sizes.sum()))
-        answers = (streams.generator(Purpose.SIZE_ANSWER, round, clients) for round in range(600))
-        estimates = [estimate_total("randomized-response", sizes, 3.0, 100, generator).total for generator in answers]
-        return float(np.mean([(sampling_probability(wanted, total) - truth) ** 2 for total in estimates]))
-
-    errors = [squared_error(clients) for clients in (50, 800, 12_800)]
-    assert errors[0] > 2 * errors[1] > 16 * errors[2]

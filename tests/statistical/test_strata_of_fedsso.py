@@ -57,17 +57,6 @@ def test_the_stratified_average_is_unbiased(count: int, kind: str) -> None:
     assert expected == pytest.approx(models.mean(axis=0), abs=1e-12)
 
 
-def test_horvitz_thompson_weights_stay_unbiased_for_unequal_sizes_and_normalized_ones_do_not() -> None:
-    models, sizes = np.arange(7.0), np.array([1, 9, 2, 2, 30, 1, 5])
-    truth = sizes @ models / sizes.sum()
-    unbiased = sum(p * (coefficients("unbiased", c, sizes) @ models[c.clients]) for p, c in every_cohort(3))
-    ratio = sum(
-        p * np.average(models[c.clients], weights=coefficients("normalized", c, sizes)) for p, c in every_cohort(3)
-    )
-    assert unbiased == pytest.approx(truth, abs=1e-12)
-    assert abs(ratio - truth) > 0.01
-
-
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 6, 7])
 def test_every_client_has_inclusion_probability_beta_exactly(count: int) -> None:
     measured = np.zeros(7)

@@ -1,9 +1,11 @@
-"""Coefficients as the planner and the workers make them together."""
+"""Coefficients as the planner and the workers make them together; all draws of a design."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import numpy as np
 from fedmpi import Cohort, components
 from fedmpi.aggregation.weights import Weighing
 from fedmpi.clients.availability import ClientAvailability
+from fedmpi.clients.designs import Design, proportional_inclusion, systematic
 from fedmpi.clients.sampler import View
 from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Streams
@@ -53,3 +56,20 @@ def there(law: str, streams: Streams, round: int, clients: int, labels: Ints | N
     view = View(round, clients, np.ones(clients, np.int64), clients, streams, counts=counts)
     present = availability(law, streams).present(view)
     return np.arange(present) if isinstance(present, int) else present
+
+
+def every_draw(norms: np.ndarray, count: int, design: Design) -> Iterator[tuple[float, np.ndarray]]:
+    """All (probability, positions) of a draw by norm: every order of draws, or of clients and interval of the start."""
+    if design == "sequential":
+        for sequence in permutations(range(len(norms)), count):
+            chance, left = 1.0, norms.sum()
+            for client in sequence:
+                chance, left = chance * norms[client] / left, left - norms[client]
+            yield chance, np.sort(np.array(sequence))
+        return
+    inclusion = proportional_inclusion(norms, count)
+    orders = list(permutations(range(len(norms))))
+    for order in orders:
+        edges = np.unique(np.concatenate([[0.0, 1.0], np.cumsum(inclusion[list(order)]) % 1.0]))
+        for low, high in zip(edges[:-1], edges[1:], strict=True):
+            yield (high - low) / len(orders), systematic(inclusion, np.array(order), (low + high) / 2)
