@@ -51,7 +51,7 @@ def test_dropping_all_clients_is_rejected() -> None:
 def test_more_than_a_quarter_of_the_clients_alone_of_their_kind_are_warned_of_once(
     loners: int, warned: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Twelve clients of three kinds, and loners: 3 samples of a kind, 7 of a class of their own; features twice."""
+    """Twelve clients of three kinds, and some with three samples of a kind and seven of a further class each."""
     held = [[kind] * 10 for kind in range(3) for _ in range(4)] + [[k % 3] * 3 + [3 + k] * 7 for k in range(loners)]
     y, owner = np.concatenate(held), np.repeat(np.arange(len(held)), 10)
     x = np.random.default_rng(0).normal(size=(len(y), 4)).astype(np.float32)
