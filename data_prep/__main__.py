@@ -14,6 +14,7 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import starmap
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +22,7 @@ import numpy as np
 import pooch
 import requests
 import typer
+from pydantic.fields import FieldInfo
 from rich.console import Console
 
 from data_prep.datasets import DATASETS, data_set
@@ -32,7 +34,7 @@ from data_prep.shifts import LABEL_NOISE, SHIFT, shifted, with_label_noise
 from data_prep.writer import check_numbers, write_shards
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import named_folder
-from fedmpi.common.options import REQUIRED, Option
+from fedmpi.common.options import type_text
 from fedmpi.common.registry import Component, components, resolve
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.describe.data import inspect_folder
@@ -111,9 +113,9 @@ def list_all() -> None:
     console = Console()
     lists = {"DATA SETS": {name: list(_about(data)) for name, data in DATASETS.items()}}
     lists["PARTITIONS (--partition NAME)"] = {
-        part.name: [part.title, *map(_about_option, part.options)] for part in components("partition")
+        part.name: [part.title, *starmap(_about_option, part.options.items())] for part in components("partition")
     }
-    lists["OPTIONS OF DATA SETS"] = {flag(option.name): [option.doc] for option in READING}
+    lists["OPTIONS OF DATA SETS"] = {flag(name): [field.description or ""] for name, field in READING.items()}
     wrapper = textwrap.TextWrapper(min(console.width, WIDEST), break_long_words=False, break_on_hyphens=False)
     wrapper.initial_indent, wrapper.subsequent_indent = " " * INDENT, " " * (INDENT + 4)
     for heading, entries in lists.items():
@@ -138,10 +140,11 @@ def _about(data: DataSet) -> Iterator[str]:
         yield f"options: {' '.join(sorted(map(flag, data.options)))}"
 
 
-def _about_option(option: Option) -> str:
-    choices = f"{option.type}; " if "|" in option.type else ""
-    default = "required" if option.default is REQUIRED else f"default {option.default}"
-    return f"{flag(option.name)}: {option.doc} ({choices}{default})"
+def _about_option(name: str, field: FieldInfo) -> str:
+    kind = type_text(field.annotation)
+    choices = f"{kind}; " if "|" in kind else ""
+    default = "required" if field.is_required() else f"default {field.default}"
+    return f"{flag(name)}: {field.description} ({choices}{default})"
 
 
 @app.command("prepare", help=HELP_PREPARE, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -228,13 +231,12 @@ def parse_options(
 
     An option that several components have is given to each; `reserved` names the options of data_prep itself.
     """
-    taken: dict[str, dict[Component, Option]] = {}
+    taken: dict[str, dict[Component, FieldInfo]] = {}
     for part in takers:
-        for option in part.options:
-            taken.setdefault(option.name, {})[part] = option
-            if option.name in reserved:
-                name = flag(option.name)
-                raise UserError(f"{name} is an option of data_prep itself. Rename the option of your component")
+        for name, field in part.options.items():
+            taken.setdefault(name, {})[part] = field
+            if name in reserved:
+                raise UserError(f"{flag(name)} is an option of data_prep itself. Rename the option of your component")
     given: dict[Component, dict[str, Any]] = {part: {} for part in takers}
     left = list(words)
     while left:
@@ -250,9 +252,9 @@ def parse_options(
             raise UserError(f"{written} is no option of {used}; {hint}")
         if not equals and left and not left[0].startswith("--"):
             equals, value = "=", left.pop(0)
-        for part, option in taken[name].items():
-            if not equals and option.annotation is not bool:
-                raise UserError(f"{written} needs a value: {option.doc or 'an option of your own'}")
+        for part, field in taken[name].items():
+            if not equals and field.annotation is not bool:
+                raise UserError(f"{written} needs a value: {field.description or 'an option of your own'}")
             given[part][name] = value if equals else True
     return given
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from data_prep.holdout import hold_out_test
 from data_prep.raw import TEXT_OPTIONS, UNKNOWN, DataSet, RawDataset, ReadOptions, Source, Tally, measure, rows_of
 from fedmpi.common.calling import calling, refuse_result
 from fedmpi.common.errors import UserError
+from fedmpi.common.options import type_text
 from fedmpi.common.registry import Component, register, resolve
 from fedmpi.data.opening import load_digits_split
 
@@ -237,7 +238,7 @@ def data_set(name: str, given: Mapping[str, Any] | None = None) -> DataSet:
             citation=UNKNOWN,
             files="what your reader reads",
             reader=lambda _, raw, options, tally: read_own(part, given or {}, raw, options, tally),
-            options=OF_ARRAYS - {option.name for option in part.options},
+            options=OF_ARRAYS - part.options.keys(),
             raw="folder" if reads_files(part) else "none",
             own=part,
         )
@@ -286,11 +287,13 @@ def _register(data: DataSet) -> None:
 
     options = data.reading.options
     positional = [] if data.raw == "none" else [Parameter("raw", Parameter.POSITIONAL_OR_KEYWORD)]
-    keywords = [Parameter(option.name, Parameter.KEYWORD_ONLY, default=option.default) for option in options]
+    keywords = [Parameter(name, Parameter.KEYWORD_ONLY, default=field.default) for name, field in options.items()]
     read.__name__ = read.__qualname__ = data.name
-    read.__annotations__ = {option.name: option.annotation for option in options}
+    read.__annotations__ = {name: Annotated[field.annotation, field] for name, field in options.items()}
     read.__signature__ = Signature([*positional, *keywords])  # type: ignore[attr-defined]
-    listed = "".join(f"\n{option.name} : {option.type}\n    {option.doc}" for option in options)
+    listed = "".join(
+        f"\n{name} : {type_text(field.annotation)}\n    {field.description}" for name, field in options.items()
+    )
     size = "data of your own" if data.samples == "yours" else data.size
     files = f"; --raw names {data.files}" if data.files else ""
     read.__doc__ = f"{size[:1].upper()}{size[1:]}{files}." + (f"\n\nParameters\n----------{listed}" if options else "")

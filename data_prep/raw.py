@@ -263,9 +263,8 @@ class DataSet:
     @property
     def reading(self) -> Component:
         """The options of reading it, as those of a component."""
-        return Component(
-            "data set", self.name, ReadOptions, options=tuple(o for o in READING if o.name in self.options)
-        )
+        options = {name: field for name, field in READING.items() if name in self.options}
+        return Component("data set", self.name, ReadOptions, own_options=options)
 
     @property
     def size(self) -> str:

@@ -21,7 +21,7 @@ from rich.text import Text
 import fedmpi
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import named_folder, names_a_file, write_whole
-from fedmpi.common.options import REQUIRED
+from fedmpi.common.options import one_line, type_text
 from fedmpi.common.registry import components, describe, known_kind, resolve
 from fedmpi.common.terminal import console, paragraph
 from fedmpi.config import Config, config_toml, key_descriptions, load_config, presets
@@ -298,10 +298,11 @@ def list_all_components(
         print(paragraph(f"{part.kind}, chosen by {part.key}", f"{part.name}  "))
         if part.title:
             print(paragraph(part.title, "  "))
-        for option in (*part.options, *part.service_options):
-            value = getattr(option.default, "name", option.default)  # the name of a component
-            default = "required" if value is REQUIRED else f"default: {value!r}"
-            print(paragraph(f"{option.name} ({option.type}, {default})  {option.doc}".rstrip(), "    ", " " * 8))
+        for name, field in part.options.items():
+            value = getattr(field.default, "name", field.default)  # the name of a component
+            default = "required" if field.is_required() else f"default: {value!r}"
+            text = f"{name} ({type_text(field.annotation)}, {default})  {one_line(field.description)}"
+            print(paragraph(text.rstrip(), "    ", " " * 8))
         module = getattr(unwrap(part.object), "__module__", "?")
         print(paragraph(str(part.source or module), "  source: "), end="\n\n")
 

@@ -515,7 +515,7 @@ def test_every_group_is_named_by_what_it_has(case: str) -> None:
 
 def test_every_option_has_a_separate_description(command: Callable[..., Said]) -> None:
     for part in fedmpi.components():
-        words = [option.doc for option in part.options]
+        words = [field.description for field in part.own_options.values()]
         assert all(words) and len(set(words)) == len(words), (part.kind, part.name, words)
     said = command("components", "--kind", "model").text
     assert "heads (int, default: 20) Heads of the attention. head_size (int, default: 20) Values of a head." in said

@@ -21,7 +21,6 @@ from data_prep.__main__ import flag
 from data_prep.raw import READING
 from fedmpi import components
 from fedmpi.cli import app as program
-from fedmpi.common.options import REQUIRED
 from fedmpi.config import key_descriptions
 
 INCLUDED = {
@@ -80,8 +79,8 @@ class DataOptions(Made):
 
     def lines(self) -> Iterator[str]:
         yield from ("| option | meaning |", "|---|---|")
-        for option in READING:
-            yield f"| `{flag(option.name)}` | {_cell(option.doc)} |"
+        for name, field in READING.items():
+            yield f"| `{flag(name)}` | {_cell(field.description or '')} |"
 
 
 class Components(Made):
@@ -93,7 +92,7 @@ class Components(Made):
             yield from ("", f"## {kind}", "", "| name | | options |", "|---|---|---|")
             for part in found:
                 if part.kind == kind:
-                    options = ", ".join(f"`{option.name}` = {_default(option)}" for option in part.options)
+                    options = ", ".join(f"`{name}` = {_default(field)}" for name, field in part.own_options.items())
                     yield f"| `{part.name}` | {_cell(part.title)} | {_cell(options)} |"
 
 
@@ -102,8 +101,8 @@ def _written(parameter: Any) -> str:
     return f"{names} {f'`{parameter.metavar}`' if parameter.metavar else ''}".strip()
 
 
-def _default(option: Any) -> str:
-    return "required" if option.default is REQUIRED else f"`{option.default!r}`"
+def _default(field: Any) -> str:
+    return "required" if field.is_required() else f"`{field.default!r}`"
 
 
 def _cell(text: str) -> str:

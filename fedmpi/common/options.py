@@ -20,7 +20,6 @@ import numpy as np
 from pydantic import (
     BaseModel,
     ConfigDict,
-    Field,
     PydanticUserError,
     TypeAdapter,
     ValidatorFunctionWrapHandler,
@@ -28,7 +27,7 @@ from pydantic import (
     field_validator,
 )
 from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, PydanticUndefined
 
 NUMBERS = (int, float, np.number, np.bool_)
 
@@ -57,16 +56,6 @@ class OpenTable(Table):
     """Table of a component that takes options of any name (**options)."""
 
     model_config = ConfigDict(extra="allow")
-
-
-class _Required:
-    """Default of an option that must be set."""
-
-    def __repr__(self) -> str:
-        return "required"
-
-
-REQUIRED = _Required()
 
 
 OWN = "package.module:object"
@@ -149,35 +138,16 @@ def names_with(annotation: Any, key: str) -> str:
     return " or ".join(f'"{name}"' for name in found)
 
 
-@dataclass(frozen=True)
-class Option:
-    """One option of a component: a keyword-only parameter of its function or constructor."""
-
-    name: str
-    default: Any = REQUIRED  # `REQUIRED` if there is none
-    annotation: Any = Any  # type of its values; `Any` if its author wrote none
-    doc: str = ""  # description in the docstring's section "Parameters", on one line; "" if there is none
-
-    @property
-    def type(self) -> str:
-        """Return the type as its author would write it."""
-        return _type_text(self.annotation)
-
-    @property
-    def conditions(self) -> tuple[Condition, ...]:
-        """Conditions on other options of the component."""
-        metadata = (
-            typing.get_args(self.annotation)[1:] if typing.get_origin(self.annotation) is typing.Annotated else ()
-        )
-        return tuple(item for item in metadata if isinstance(item, Condition))
+Options = Mapping[str, FieldInfo]
+"""Options of a component by name, as fields of a table."""
 
 
-def options_table(options: Collection[Option], base: type[Table]) -> type[Table]:
+def options_table(options: Options, base: type[Table]) -> type[Table]:
     """Return a table of options and of the keys of a base; an option whose type pydantic rejects takes anything."""
     fields: dict[str, Any] = {}
-    for option in options:
-        field = Field(... if option.default is REQUIRED else option.default)
-        fields[option.name] = (option.annotation if _is_type(option.annotation) else Any, field)
+    for name, field in options.items():
+        known = _is_type(Annotated[field.annotation, field])
+        fields[name] = (field.annotation, field) if known else (Any, field.default)
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # an option may have the name of a method
         return create_model("Options", __base__=base, **fields)
 
@@ -198,14 +168,19 @@ def reason_of(error: ErrorDetails) -> str:
     return f"{message[:1].lower()}{message[1:]}"
 
 
-def options_of(found: Any, positional: bool = False) -> tuple[tuple[Option, ...], bool]:
+def conditions_of(field: FieldInfo | None) -> list[Condition]:
+    """Return the conditions without which a key has no effect."""
+    return [] if field is None else [item for item in field.metadata if isinstance(item, Condition)]
+
+
+def options_of(found: Any, positional: bool = False) -> tuple[dict[str, FieldInfo], bool]:
     """Return the options of a function or class, and whether it accepts others of any name (**options)."""
     if not callable(found):
-        return (), False
+        return {}, False
     try:
         parameters = list(inspect.signature(found).parameters.values())
     except Exception:  # callables in C have no signature, others fail: the call itself reports that
-        return (), True
+        return {}, True
     types = _annotations(found)
     docs = parameter_docs(found)
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
@@ -213,15 +188,11 @@ def options_of(found: Any, positional: bool = False) -> tuple[tuple[Option, ...]
         chosen = [p for p in parameters[1:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     else:
         chosen = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
-    options = tuple(
-        Option(
-            p.name,
-            REQUIRED if p.default is p.empty else p.default,
-            types.get(p.name, Any),
-            docs.get(p.name, ""),
-        )
-        for p in chosen
-    )
+    options = {}
+    for p in chosen:
+        default = PydanticUndefined if p.default is p.empty else p.default
+        options[p.name] = FieldInfo.from_annotated_attribute(types.get(p.name, Any), default)
+        options[p.name].description = docs.get(p.name, "")
     return options, takes_any
 
 
@@ -274,28 +245,24 @@ def one_line(text: str | None) -> str:
     return " ".join((text or "").split())
 
 
-def field_type(field: FieldInfo) -> Any:
-    """Return the annotation of a field of a table, its bounds and conditions included."""
-    return Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
-
-
 def first_sentence(text: str) -> str:
     """Return the first sentence of a text, on one line."""
     paragraph = " ".join(text.partition("\n\n")[0].split())
     return re.split(r"(?<=[.!?])(?<!al\.)\s(?=\W?[A-Z])", paragraph, maxsplit=1)[0]
 
 
-def _type_text(annotation: Any) -> str:
+def type_text(annotation: Any) -> str:
+    """Return a type as an author of code would write it."""
     if annotation is Any:
         return "any"
     if typing.get_origin(annotation) is typing.Annotated:
-        return _type_text(typing.get_args(annotation)[0])
+        return type_text(typing.get_args(annotation)[0])
     if typing.get_origin(annotation) is typing.Literal:
         return " | ".join(repr(value) for value in typing.get_args(annotation))
     if annotation is type(None):
         return "None"
     if annotation.__class__.__name__ in ("UnionType", "_UnionGenericAlias", "Union"):
-        return " | ".join(dict.fromkeys(_type_text(inner) for inner in typing.get_args(annotation)))
+        return " | ".join(dict.fromkeys(type_text(inner) for inner in typing.get_args(annotation)))
     if isinstance(annotation, type) and issubclass(annotation, BaseModel) and names_of(annotation):
         return " | ".join(map(repr, names_of(annotation)))
     return annotation.__name__ if isinstance(annotation, type) and not typing.get_args(annotation) else str(annotation)

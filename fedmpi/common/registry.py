@@ -25,14 +25,13 @@ from fedmpi.common.errors import UserError, shown
 from fedmpi.common.imports import OBJECT, holds_values, load, object_name
 from fedmpi.common.options import (
     OpenTable,
-    Option,
+    Options,
     Table,
+    conditions_of,
     docstring,
-    field_type,
     first_sentence,
     location,
     names_with,
-    one_line,
     options_of,
     options_table,
     positional,
@@ -113,7 +112,7 @@ class Component:
     marks: dict[str, Any] = field(default_factory=dict)  # arguments of its decorator
     # File of a custom component; None for built-in ones and without a file (typed in at a prompt)
     source: Path | None = None
-    options: tuple[Option, ...] = ()  # options of the component
+    own_options: Options = field(default_factory=dict)  # its keyword-only parameters
     takes_any: bool = False  # True if it accepts options of any name (**options)
 
     @property
@@ -131,35 +130,26 @@ class Component:
         """Return the first sentence of its docstring, on one line."""
         return first_sentence(docstring(self.object))
 
-    def option(self, name: str) -> Option | None:
-        """Return the option of that name, if there is one."""
-        return next((option for option in (*self.options, *self.service_options) if option.name == name), None)
-
     @property
     def services(self) -> type[Table] | None:
         """Return the table of options for what it needs beside its own code."""
         return next((SERVICES[need] for need in self.marks.get("needs", ()) if need in SERVICES), None)
 
     @cached_property
-    def service_options(self) -> tuple[Option, ...]:
-        """Return the options in `services`."""
-        own = {option.name for option in self.options}
-        fields = {} if self.services is None else self.services.model_fields
-        return tuple(
-            Option(name, field.get_default(), field_type(field), one_line(field.description))
-            for name, field in fields.items()
-            if name not in own
-        )
+    def options(self) -> Options:
+        """Return all options: its own ones, then those of `services`."""
+        others = {} if self.services is None else self.services.model_fields
+        return {**self.own_options, **others, **self.own_options}
 
     @cached_property
     def table(self) -> type[Table]:
         """Return the table of its options, those in `services` among them."""
         base = self.services or (OpenTable if self.takes_any else Table)
-        return options_table(self.options, base) if self.options else base
+        return options_table(self.own_options, base) if self.own_options else base
 
     def read(self, given: Mapping[str, Any]) -> Table:
         """Return the table of its options with the given values."""
-        if self.option("name") is not None:
+        if "name" in self.options:
             raise UserError(f"{self.key} = {self.name!r} has an option called name, the key of its own name. Rename it")
         try:
             return self.table.model_validate(dict(given))
@@ -174,8 +164,8 @@ class Component:
         if first["type"] == "extra_forbidden":
             if len(within) == 1:
                 raise UserError(self.unknown(within[0]))
-            option = self.option(within[0])
-            needed = f"{self._key_of(within[0])} = {names_with(option and option.annotation, within[-1])}"
+            field = self.options.get(within[0])
+            needed = f"{self._key_of(within[0])} = {names_with(field and field.annotation, within[-1])}"
             raise UserError(f"{'.'.join((self.key, *within))} has no effect here: it needs {needed}")
         key, value = self._key_of(".".join(within)), reduce(getitem, within, given)
         raise UserError(f"{key} = {shown(value, repr)} does not suit {self.name}: {reason_of(first)}")
@@ -187,7 +177,7 @@ class Component:
 
     def make(self, options: Mapping[str, Any]) -> Any:
         """Return the component ready for use: a function with its options bound, or an instance of the class."""
-        services = {option.name for option in self.service_options}
+        services = self.options.keys() - self.own_options.keys()
         bound = {name: value for name, value in self.checked(options).items() if name not in services}
         if not inspect.isclass(self.object):
             made = self.object if inspect.isroutine(self.object) else copy.deepcopy(self.object)
@@ -202,15 +192,14 @@ class Component:
 
     def unknown(self, name: str) -> str:
         """Return the error text about an option that this component does not have."""
-        names = [option.name for option in (*self.options, *self.service_options)]
         if name in positional(self.object):
             advice = f"put a star before the parameter, (*, {name}), or write a function with this option that calls it"
             return f"{self._key_of(name)} is no option of {self.name}: {advice}"
-        others = [f'"{other.name}"' for other in components(self.kind) if other.option(name) is not None]
+        others = [f'"{other.name}"' for other in components(self.kind) if name in other.options]
         if others:
             return f"{self._key_of(name)} has no effect here: it needs {self.key} = {' or '.join(others)}"
-        listed = f"its options are {', '.join(names)}" if names else "it has no options"
-        near = _nearest(name, [*names, "name"], 0.5)
+        listed = f"its options are {', '.join(self.options)}" if self.options else "it has no options"
+        near = _nearest(name, [*self.options, "name"], 0.5)
         return f"{self._key_of(name)} is unknown to {self.name}: {f'did you mean {near}?' if near else listed}"
 
     def _key_of(self, option: str) -> str:
@@ -276,8 +265,7 @@ class Chosen:
         """Return the component's options with their defaults, converted; of a late kind those that were set."""
         if not self.is_component or self.late:
             return dict(self.given)
-        names = [option.name for option in self.component.options]
-        found = {name: getattr(self._table, name) for name in names}
+        found = {name: getattr(self._table, name) for name in self.component.own_options}
         return found | (self._table.__pydantic_extra__ or {})
 
     @property
@@ -292,7 +280,7 @@ class Chosen:
     @property
     def has_defaults(self) -> bool:
         """Check whether all options have their defaults."""
-        return all(self.options[option.name] == option.default for option in self.component.options)
+        return all(self.options[name] == field.default for name, field in self.component.own_options.items())
 
     def make(self) -> Any:
         """Return the component ready for use: a function with its options bound, or a new instance of the class."""
@@ -301,13 +289,13 @@ class Chosen:
     @property
     def values(self) -> dict[str, Any]:
         """Return all options, those of `services` among them."""
-        others = self.component.service_options if self.is_component and not self.late else ()
-        return {**self.options, **{option.name: getattr(self._table, option.name) for option in others}}
+        names = self.component.options if self.is_component and not self.late else {}
+        return self.options | {name: getattr(self._table, name) for name in names}
 
     def without_effect(self, name: str) -> str | None:
         """Return the condition without which an option has no effect here; None if it has one."""
-        option, values = self.component.option(name), self.values
-        conditions = [item for item in (option.conditions if option else ()) if item.key in values]
+        values = self.values
+        conditions = [item for item in conditions_of(self.component.options.get(name)) if item.key in values]
         missing = [item for item in conditions if not item.holds(values[item.key])]
         return " and ".join(str(item.within(self.component.key, values)) for item in missing) or None
 
@@ -426,7 +414,7 @@ def _component(kind: str, name: str, found: Any) -> Component:
     if own != kind:
         raise UserError(f"{KINDS[kind].key} = {name!r} is a {own}: this key chooses a {kind}")
     found_options, takes_any = options_of(found, positional=kind == "model")
-    options = tuple(option for option in found_options if option.name not in KINDS[kind].given)
+    options = {name: field for name, field in found_options.items() if name not in KINDS[kind].given}
     return Component(kind, name, found, marks, _source(found) if ":" in name else None, options, takes_any)
 
 

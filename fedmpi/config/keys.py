@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from fedmpi.common.errors import shown
-from fedmpi.common.options import REQUIRED, Condition, Option, names_of, names_with, one_line, tables_in
+from fedmpi.common.options import conditions_of, names_of, names_with, one_line, tables_in
 from fedmpi.common.registry import KINDS, Chosen, components
 from fedmpi.config.tables import ConfigTables
 
@@ -23,7 +23,7 @@ def key_descriptions() -> list[tuple[str, str, str]]:
     The description ends with the allowed values and the conditions without which the key has no effect.
     """
     fields = ConfigTables.model_fields
-    single = [row for name, field in fields.items() if not _tables(field) for row in _of_field("", name, ConfigTables)]
+    single = [row for name, field in fields.items() if not _tables(field) for row in _of_field("", name, field)]
     return [*single, *(row for name, field in fields.items() if _tables(field) for row in _of_table(name, field))]
 
 
@@ -35,38 +35,31 @@ def _of_table(name: str, field: FieldInfo) -> Iterator[tuple[str, str, str]]:
         if "name" in table.model_fields and names:
             yield f"{name} = {' | '.join(names_of(table))}", "", one_line(table.__doc__)
         for inner in names:
-            yield from _of_field(f"{name}.", inner, table)
+            yield from _of_field(f"{name}.", inner, table.model_fields[inner])
 
 
-def _of_field(prefix: str, name: str, table: type[BaseModel]) -> Iterator[tuple[str, str, str]]:
-    key, field = f"{prefix}{name}", table.model_fields[name]
-    yield key, _default(None if field.is_required() else field.get_default()), _description(field, prefix, table)
+def _of_field(prefix: str, name: str, field: FieldInfo) -> Iterator[tuple[str, str, str]]:
+    key = f"{prefix}{name}"
+    yield key, "required" if field.is_required() else _default(field.default), _description(field, prefix)
     variants = dict.fromkeys(_tables(field))
     for below in dict.fromkeys(below for inner in variants for below in inner.model_fields if below != "name"):
         having = [inner for inner in variants if below in inner.model_fields]
-        yield from _owned(
-            _of_field(f"{key}.", below, having[0]), [name for inner in having for name in names_of(inner)]
-        )
+        owners = [name for inner in having for name in names_of(inner)]
+        yield from _owned(_of_field(f"{key}.", below, having[0].model_fields[below]), owners)
     for kind in (kind for kind in KINDS.values() if kind.key == key and not kind.late):
         yield from _of_components(kind.name, key)
 
 
 def _of_components(kind: str, key: str) -> Iterator[tuple[str, str, str]]:
     """Yield the options of the built-in components of a kind."""
-    services = {part.services: None for part in components(kind) if part.services is not None}
-    for table in sorted(services, key=lambda table: len(table.model_fields), reverse=True)[:1]:
-        for name in table.model_fields:
-            having = [part for part in components(kind) if part.services and name in part.services.model_fields]
-            yield from _owned(_of_field(f"{key}.", name, table), [part.name for part in having])
     owners: dict[str, list[str]] = {}
-    options: dict[str, Option] = {}
+    fields: dict[str, FieldInfo] = {}
     for part in components(kind):
-        for option in part.options:
-            options.setdefault(option.name, option)
-            owners.setdefault(option.name, []).append(part.name)
-    for name, option in options.items():
-        default = "required" if option.default is REQUIRED else _default(option.default)
-        yield from _owned([(f"{key}.{name}", default, option.doc)], owners[name])
+        for name, field in part.options.items():
+            fields.setdefault(name, field)
+            owners.setdefault(name, []).append(part.name)
+    for name, field in fields.items():
+        yield from _owned(_of_field(f"{key}.", name, field), owners[name])
 
 
 def _owned(rows: Iterable[tuple[str, str, str]], owners: Sequence[str]) -> Iterator[tuple[str, str, str]]:
@@ -76,7 +69,7 @@ def _owned(rows: Iterable[tuple[str, str, str]], owners: Sequence[str]) -> Itera
         yield key, default, f"{text} {of}".strip()
 
 
-def _description(field: FieldInfo, prefix: str, table: type[BaseModel]) -> str:
+def _description(field: FieldInfo, prefix: str) -> str:
     sentences = [one_line(field.description)]
     if typing.get_origin(field.annotation) is typing.Literal:
         sentences.append(f"One of {', '.join(map(str, typing.get_args(field.annotation)))}.")
@@ -84,8 +77,7 @@ def _description(field: FieldInfo, prefix: str, table: type[BaseModel]) -> str:
         sentences.append(f"One of {', '.join(names)}.")
     conditions = [
         str(item if "." in item.key or item.key in ConfigTables.model_fields else item.within(prefix[:-1], [item.key]))
-        for item in field.metadata
-        if isinstance(item, Condition)
+        for item in conditions_of(field)
     ]
     if conditions:
         sentences.append(f"Needs {' and '.join(conditions)}.")
@@ -148,8 +140,7 @@ def why_without_effect(config: ConfigTables, key: str) -> str | None:
             value = value.values.get(name)
         elif isinstance(value, BaseModel):
             field = type(value).model_fields.get(name)
-            conditions = [] if field is None else [item for item in field.metadata if isinstance(item, Condition)]
-            for item in conditions:
+            for item in conditions_of(field):
                 full = item.within(place, type(value).model_fields) if place else item
                 if not full.holds(value_of(config, full.key)):
                     missing.append(str(full))

@@ -110,7 +110,7 @@ def is_default(config: ConfigTables, key: str) -> bool:
     above, _, name = key.rpartition(".")
     table: Any = value_of(config, above) if above else config
     if isinstance(table, Chosen):
-        option = table.component.option(name) if table.is_component else None
+        option = table.component.options.get(name) if table.is_component else None
         return option is not None and written(option.default) == written(table.values.get(name))
     field = type(table).model_fields.get(name) if isinstance(table, BaseModel) else None
     return field is not None and getattr(table, name) == field.get_default(call_default_factory=True)

@@ -146,7 +146,7 @@ class Planner:
             return self.weighing
         part = resolve("weights", name)
         population = weights.options.get("population", "clients")
-        return Weighing(part, {option.name: population for option in part.options if option.name == "population"})
+        return Weighing(part, {"population": population} if "population" in part.options else {})
 
     def _sampled(self, t: int, turnout: Turnout) -> tuple[float, SizeEstimate | None, Ints | None]:
         """Return the probability with which samples are used, the size estimate used for it, and who was queried.

@@ -43,7 +43,7 @@ def reference(kind: str, start: list[float], lr: float, beta1: float, beta2: flo
 def made(kind: str, trainable: int | None = None, **options: float) -> ServerOptimizer:
     """The built-in optimizer of this name, with those of the options that it has."""
     part = resolve("server optimizer", kind)
-    return ServerOptimizer(part, {name: value for name, value in options.items() if part.option(name)}, trainable)
+    return ServerOptimizer(part, {name: value for name, value in options.items() if name in part.options}, trainable)
 
 
 def run(optimizer: ServerOptimizer, w: torch.Tensor, updates: list[list[float]] = UPDATES) -> torch.Tensor:

@@ -16,7 +16,7 @@ from pydantic import Field
 from fedmpi import ClientFailure, ComponentFailure, UserError, aggregator, client_sampler, components
 from fedmpi.common import registry
 from fedmpi.common.calling import calling, refuse_result
-from fedmpi.common.options import REQUIRED
+from fedmpi.common.options import type_text
 from fedmpi.common.registry import Chosen, describe, register, resolve
 
 
@@ -50,15 +50,13 @@ def test_a_decorated_function_stays_the_function_and_carries_its_marks() -> None
 
 
 def test_options_are_the_keyword_only_parameters_with_default_type_and_line() -> None:
-    keep, how, top = resolve("client sampler", loudest).options
-    assert (keep.name, keep.default, keep.type, keep.doc) == (
-        "keep",
-        0.5,
-        "float",
-        "Share of the draws that goes to the loudest.",
-    )
-    assert (how.type, top.type, top.default, how.doc) == ("'last' | 'mean'", "int | None", None, "")
-    assert resolve("client sampler", Measured).option("candidates").default is REQUIRED
+    found = resolve("client sampler", loudest).options
+    assert {name: (field.default, type_text(field.annotation), field.description) for name, field in found.items()} == {
+        "keep": (0.5, "float", "Share of the draws that goes to the loudest."),
+        "how": ("last", "'last' | 'mean'", ""),
+        "top": (None, "int | None", ""),
+    }
+    assert resolve("client sampler", Measured).options["candidates"].is_required()
 
 
 def test_a_function_is_made_with_its_options_bound_and_a_class_as_an_instance() -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from data_prep.__main__ import flag
 from data_prep.datasets import DATASETS
 from fedmpi import components
-from fedmpi.common.options import REQUIRED
 
 DOCS = Path(__file__).parents[2] / "docs"
 SETS, LAWS = (DOCS / "reference" / f"{name}.md" for name in ("data-sets", "partitions"))
@@ -35,10 +34,8 @@ def test_the_table_of_partitions_has_each_with_its_options_and_defaults() -> Non
     names = [law.name for law in laws]
     assert {name for name in table if name in names} == set(names)  # their order follows the imports
     for law in laws:
-        assert re.findall(r"`(--[\w-]+)`", table[law.name][0]) == [flag(option.name) for option in law.options], (
-            law.name
-        )
-        for option in law.options:
-            match, default = re.search(rf"`{flag(option.name)}` \(([^:)]*)", table[law.name][0]), option.default
+        assert re.findall(r"`(--[\w-]+)`", table[law.name][0]) == [*map(flag, law.options)], law.name
+        for name, field in law.options.items():
+            match, default = re.search(rf"`{flag(name)}` \(([^:)]*)", table[law.name][0]), field.default
             shown = f"{default:g}" if isinstance(default, int | float) else default
-            assert default is REQUIRED if match is None else match[1] == shown, (law.name, option.name)
+            assert field.is_required() if match is None else match[1] == shown, (law.name, name)

@@ -123,7 +123,7 @@ def test_a_run_takes_an_own_optimizer_at_the_rounds_own_rate_and_says_so() -> No
     assert f'local.optimizer = "{OWN}:by_keyword" steps on' in found.experiment.trainer.engine.description
     moving = run(*SMALL, f"local.optimizer={OWN}:momentum", "local.optimizer.decay=0.5")
     assert not torch.allclose(moving.model, built_in.model, atol=1e-3)
-    assert [option.name for option in resolve("local optimizer", f"{OWN}:by_keyword").options] == ["decay"]
+    assert list(resolve("local optimizer", f"{OWN}:by_keyword").options) == ["decay"]
 
 
 @pytest.mark.parametrize("option", ["momentum=0.5", "weight_decay=0.5"])
