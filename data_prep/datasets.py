@@ -207,7 +207,7 @@ ALL = (
         name="imagefolder",
         files="DIR/train/CLASS/* and DIR/test/CLASS/*, or DIR/CLASS/* (a part is then held out for testing)",
         reader=read_image_folder,
-        options=frozenset({"image_size", "split"}),
+        options=frozenset({"image_size"}),
     ),
     DataSet(
         name="digits",

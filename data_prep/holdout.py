@@ -42,22 +42,19 @@ def hold_out_test(raw: RawDataset, split: str, tally: Tally) -> RawDataset:
         raise UserError(
             f"{raw.name} holds one {what}, so no test part can be held out. Give more data, or a test part."
         )
-    for what, codes in (("users", users), ("folders", groups)):
-        if split == "rows" and codes is not None and (note := in_both(what, codes, train, test)):
-            tally.note(note)
+    if split == "rows" and users is not None:
+        note_users_in_both(users, train, test, tally)
     return replace(raw, train=raw.train[train], test=raw.train[test])
 
 
-def in_both(what: str, codes: Ints, train: Ints, test: Ints) -> str:
-    """Return a note if users, texts or folders (n,) of test rows also have training rows; else an empty text."""
-    tested = np.unique(codes[test])
-    both = int(np.isin(tested, codes[train]).sum())
-    if not both:
-        return ""
-    return (
-        f"the test part is drawn by rows: {both:,} of its {len(tested):,} {what} also have training samples; "
-        f"--split {what} keeps the samples of one together"
-    )
+def note_users_in_both(users: Ints, train: Ints, test: Ints, tally: Tally) -> None:
+    """Note how many users (n,) of test rows also have training rows."""
+    tested = np.unique(users[test])
+    if both := int(np.isin(tested, users[train]).sum()):
+        tally.note(
+            f"the test part is drawn by rows: {both:,} of its {len(tested):,} users also have training samples; "
+            "--split users keeps the samples of one together"
+        )
 
 
 def stratified_rows(n: int, labels: Ints | None) -> tuple[Ints, Ints]:

@@ -147,7 +147,7 @@ class ReadOptions:
     ----------
     split : str
         Your data: what is held out for testing if the files have no test part: rows, users with all their rows, or a
-        column whose values are held out with all their rows. Image folders: folders.
+        column whose values are held out with all their rows.
     length : int
         Texts: tokens kept of each, by default 30; shorter texts are padded. Lists of tokens: by default all.
     vocabulary : int

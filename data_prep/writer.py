@@ -42,7 +42,7 @@ from fedmpi.data.schema import (
     shard_name,
     wrong_target,
 )
-from fedmpi.data.statistics import TESTING, TRAINING, Hashes, class_notes, duplicate_notes, duplicates, sample_hashes
+from fedmpi.data.statistics import TESTING, TRAINING, class_notes
 from fedmpi.data.statistics import VALIDATION as VALIDATION_PART
 
 _HOLD_OUT_STREAM = 1  # the partition itself draws from stream 0
@@ -155,13 +155,13 @@ def _write(plan: ShardPlan, folder: Path, seed: int, command: str) -> Manifest:
     """
     raw, partition = plan.raw, plan.partition
     with ThreadPoolExecutor(1) as finisher:
-        pending, parts = [], []
+        pending = []
         for index, (first, last) in enumerate(zip(plan.starts.tolist(), plan.starts[1:].tolist(), strict=False)):
             path, count = folder / shard_name(index), int(plan.offsets[last] - plan.offsets[first])
-            parts.append(_fill_shard(plan, first, last, path))
+            _fill_shard(plan, first, last, path)
             pending.append(finisher.submit(entry, path, first, last - first, count))
         train = tuple(file.result() for file in pending)
-    rows, hashes = {TRAINING: plan.rows}, {TRAINING: np.concatenate(parts)}
+    rows = {TRAINING: plan.rows}
     val: ShardFile | None = None
     if len(plan.held):
         offsets, path = plan.held_offsets, folder / VALIDATION
@@ -170,19 +170,18 @@ def _write(plan: ShardPlan, folder: Path, seed: int, command: str) -> Manifest:
                 store(h5, OFFSETS, offsets)
                 store(h5, CLIENT_IDS, plan.client_ids)
             rows[VALIDATION_PART] = plan.held
-            hashes[VALIDATION_PART] = _stream(h5, raw, plan.held, raw.y, target_dtype(raw))
+            _stream(h5, raw, plan.held, raw.y, target_dtype(raw))
         val = entry(path, 0, 0 if offsets is None else len(offsets) - 1, len(plan.held))
     rows[TESTING] = raw.test
     if partition.balanced_test and raw.has_classes:
         rows[TESTING] = raw.test[balanced_rows(raw.y[raw.test], raw.classes, partition.test_total)]
     with new_h5(folder / TEST) as h5:
         dtype = np.dtype(np.int64) if raw.has_classes else target_dtype(raw)
-        hashes[TESTING] = _stream(h5, raw, rows[TESTING], raw.y, dtype)
+        _stream(h5, raw, rows[TESTING], raw.y, dtype)
     test = entry(folder / TEST, samples=len(rows[TESTING]))
-    shared = duplicates(hashes)
-    notes = duplicate_notes(shared, {part: len(samples) for part, samples in hashes.items()})
+    notes: tuple[str, ...] = ()
     if raw.has_classes:
-        notes = (*class_notes({part: raw.y[some] for part, some in rows.items()}, raw.class_names), *notes)
+        notes = class_notes({part: raw.y[some] for part, some in rows.items()}, raw.class_names)
     return Manifest(
         dataset=raw.name,
         partition=partition.law,
@@ -205,11 +204,10 @@ def _write(plan: ShardPlan, folder: Path, seed: int, command: str) -> Manifest:
         command=command,
         notes=(*raw.notes, *partition.notes, *notes),
         understood=raw.understood,
-        duplicates=shared,
     )
 
 
-def _fill_shard(plan: ShardPlan, first: int, last: int, path: Path) -> Hashes:
+def _fill_shard(plan: ShardPlan, first: int, last: int, path: Path) -> None:
     """Write the samples of the clients from `first` to `last` - 1."""
     raw, offsets = plan.raw, plan.offsets[first : last + 1] - plan.offsets[first]
     mine = Partition(plan.rows[plan.offsets[first] : plan.offsets[last]], offsets)
@@ -222,14 +220,13 @@ def _fill_shard(plan: ShardPlan, first: int, last: int, path: Path) -> Hashes:
             for block in class_count_blocks(mine, plan.given, raw.classes):
                 counts[filled : filled + len(block)] = block.astype(plan.count_dtype)
                 filled += len(block)
-        return _stream(h5, raw, mine.rows, plan.given, target_dtype(raw))
+        _stream(h5, raw, mine.rows, plan.given, target_dtype(raw))
 
 
-def _stream(h5: h5py.File, raw: RawDataset, rows: Ints, y: AnyArray, target_dtype: np.dtype[Any]) -> Hashes:
-    """Write features and targets of rows in blocks; return the hashes of the features."""
+def _stream(h5: h5py.File, raw: RawDataset, rows: Ints, y: AnyArray, target_dtype: np.dtype[Any]) -> None:
+    """Write features and targets of rows in blocks."""
     labels = reserve(h5, LABELS, (len(rows), *y.shape[1:]), target_dtype)
     features = reserve(h5, FEATURES, (len(rows), *raw.feature_shape), raw.dtype)
-    hashes = np.empty(len(rows), np.uint64)
     step = max(1, CHUNK_BYTES // row_bytes(raw))
     for low in range(0, len(rows), step):
         part = rows[low : low + step]
@@ -238,11 +235,8 @@ def _stream(h5: h5py.File, raw: RawDataset, rows: Ints, y: AnyArray, target_dtyp
         if x.shape != (len(part), *raw.feature_shape) or x.dtype != np.dtype(raw.dtype):
             expected = f"{raw.dtype} {(len(part), *raw.feature_shape)}"
             raise ValueError(f"the reader of {raw.name} gave {x.dtype} {x.shape} instead of {expected}")
-        x = x.take(inverse_of(order), axis=0)
         labels[low : low + len(part)] = y[part].astype(target_dtype)
-        features[low : low + len(part)] = x
-        hashes[low : low + len(part)] = sample_hashes(x)
-    return hashes
+        features[low : low + len(part)] = x.take(inverse_of(order), axis=0)
 
 
 def _write_beside(raw: RawDataset, folder: Path) -> dict[str, Any]:

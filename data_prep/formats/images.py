@@ -185,11 +185,6 @@ def look(folders: list[Path], names: tuple[str, ...] | None, tally: Tally) -> Fo
 
 def read_image_folder(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
     """Read an image folder; features (C, H, W) uint8: grey if no image has colors, of common size or `image_size`."""
-    if options.split not in ("rows", "folders"):
-        raise UserError(
-            f"--split {options.split} is unknown for image folders. Choose rows, or folders (CLASS/PATIENT/*: all "
-            "images of a folder in the same part)."
-        )
     folders, unused = _parts(_entered(folder_of(raw), tally), tally)
     trained = [_entered(folder, tally) for folder in folders["train"]]
     parts = [look(trained, None, tally)]
@@ -197,11 +192,6 @@ def read_image_folder(data_set: DataSet, raw: Path, options: ReadOptions, tally:
     if tested := folders["test"] or folders["valid"]:
         parts.append(look([_entered(folder, tally, names) for folder in tested], names, tally))
     form = common_form(raw, (facts for part in parts for facts in part.facts), options)
-    groups = None if tested else _sub_folders_of_classes(parts[0].paths, trained)
-    if options.split == "folders" and groups is None and not tested:
-        raise UserError(
-            f"--split folders needs every image in one of several folders below its class. {raw} has none. Choose rows."
-        )
     if len(names) == 1:
         tally.note(f"all images are of one class ({names[0]}); --raw must name the folder that holds the class folders")
     unused += [entry for part in parts for entry in part.unused]
@@ -210,19 +200,10 @@ def read_image_folder(data_set: DataSet, raw: Path, options: ReadOptions, tally:
         reader_of([path for part in parts for path in part.paths], form),
         parts[0].labels,
         parts[1].labels if tested else np.zeros(0, np.int64),
-        groups=groups,
         understood=Understood(target="name of the class folder", unused=tuple(unused)),
         fit=partial(measure, at_most=STATISTICS_ROWS),
     )
-    return hold_out_test(data, options.split, tally)
-
-
-def _sub_folders_of_classes(paths: list[Path], folders: list[Path]) -> Ints | None:
-    """Return each image's sub-folder of its class folder, (n,); None unless all are in one of several."""
-    roots = [next(folder for folder in folders if path.is_relative_to(folder)) for path in paths]
-    inner = [path.relative_to(root).parts[1:-1] for path, root in zip(paths, roots, strict=True)]
-    codes = {parts: code for code, parts in enumerate(dict.fromkeys(inner))}
-    return np.array([codes[parts] for parts in inner], np.int64) if len(codes) > 1 and () not in codes else None
+    return hold_out_test(data, "rows", tally)
 
 
 def _parts(folder: Path, tally: Tally) -> tuple[dict[str, list[Path]], list[tuple[str, str]]]:

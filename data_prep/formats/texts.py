@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.formats.files import csv_rows, files_below, lines, require
-from data_prep.holdout import in_both, train_test_groups, train_test_rows
+from data_prep.holdout import note_users_in_both, train_test_groups, train_test_rows
 from data_prep.raw import DataSet, RawDataset, ReadOptions, Tally
 from fedmpi.common.errors import UserError
 from fedmpi.common.types import Ints
@@ -245,31 +245,25 @@ def read_amazon(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally
     The reviewer is the natural client. Rows without text are skipped. Of reviews that repeat one of the same reviewer,
     product and text, the first one is kept.
     """
-    if options.split not in ("rows", "texts", "users"):
-        raise UserError(f"--split {options.split} is unknown for {data_set.name}. Choose rows, texts or users")
+    if options.split not in ("rows", "users"):
+        raise UserError(f"--split {options.split} is unknown for {data_set.name}. Choose rows or users")
     files = files_below(raw, *REVIEWS) if raw.is_dir() else [raw]
     if len(files) != 1:
         listed = ", ".join(str(path.relative_to(raw)) for path in files[:8])
         raise UserError(f"{raw} holds {len(files)} review files ({listed}); --raw must name one file")
-    texts, seen, hashes = Texts(options.tokens), set[bytes](), list[int]()
+    texts, seen = Texts(options.tokens), set[bytes]()
     for number, line in enumerate(lines(files[0]), 1):
         if line.strip():
-            _add_review(line, f"{files[0]}, line {number}", texts, tally, seen, hashes)
+            _add_review(line, f"{files[0]}, line {number}", texts, tally, seen)
     labels, users = np.array(texts.labels, np.int64), np.array(texts.users, np.int64)
-    first: dict[int, int] = {}
-    groups = {"users": users, "texts": np.array([first.setdefault(one, len(first)) for one in hashes], np.int64)}
-    if options.split == "rows":
-        parts = train_test_rows(len(texts))
-        notes = [in_both(what, codes, *parts) for what, codes in groups.items() if codes.min(initial=0) >= 0]
-        for note in filter(None, notes):
-            tally.note(note)
-    else:
-        parts = train_test_groups(groups[options.split])
+    parts = train_test_rows(len(texts)) if options.split == "rows" else train_test_groups(users)
+    if options.split == "rows" and users.min(initial=0) >= 0:
+        note_users_in_both(users, *parts, tally)
     names = tuple(f"{stars} star{'s' if stars > 1 else ''}" for stars in range(1, 6))
     return text_data_set(data_set, texts, labels, names, parts, options, tally)
 
 
-def _add_review(line: str, where: str, texts: Texts, tally: Tally, seen: set[bytes], hashes: list[int]) -> None:
+def _add_review(line: str, where: str, texts: Texts, tally: Tally, seen: set[bytes]) -> None:
     """Add one review; `seen` contains the hashes of earlier ones."""
     try:
         review = json.loads(line)
@@ -295,5 +289,4 @@ def _add_review(line: str, where: str, texts: Texts, tally: Tally, seen: set[byt
             tally.drop("reviews that repeat one of the same reviewer, product and text")
             return
         seen.add(key)
-    hashes.append(hash(text.strip()))
     texts.add(text, int(stars) - 1, None if reviewer is None else str(reviewer))

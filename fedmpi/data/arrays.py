@@ -21,16 +21,7 @@ from fedmpi.common.task_kinds import TARGETS
 from fedmpi.common.types import AnyArray, Ints
 from fedmpi.data.schema import DataDescription, Manifest, Modality, ShardFile, wrong_target
 from fedmpi.data.shards import Samples, ShardStore, shard_in_memory
-from fedmpi.data.statistics import (
-    TESTING,
-    TRAINING,
-    VALIDATION,
-    class_notes,
-    duplicate_notes,
-    duplicates,
-    sample_hashes,
-    statistics,
-)
+from fedmpi.data.statistics import TESTING, TRAINING, VALIDATION, class_notes, statistics
 
 Targets = Literal["classification", "tokens", "multilabel", "regression"]
 
@@ -283,10 +274,9 @@ class ClientArrays:
 
     def _manifest(self) -> Manifest:
         clients, samples, parts = len(self.offsets) - 1, len(self.x), self._parts()
-        shared = duplicates({part: sample_hashes(x) for part, (x, _) in parts.items()})
-        notes = duplicate_notes(shared, {part: len(x) for part, (x, _) in parts.items()})
+        notes: tuple[str, ...] = ()
         if self.targets == "classification":
-            notes = (*class_notes({part: y for part, (_, y) in parts.items()}, range(self.classes)), *notes)
+            notes = class_notes({part: y for part, (_, y) in parts.items()}, range(self.classes))
         test_x, test_y = self.test
         return Manifest(
             dataset=self.name,
@@ -304,7 +294,6 @@ class ClientArrays:
             empty_clients=int((np.diff(self.offsets) == 0).sum()),
             command="in memory",
             notes=notes,
-            duplicates=shared,
         )
 
 

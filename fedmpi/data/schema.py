@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
@@ -37,7 +37,7 @@ FEATURES, LABELS, OFFSETS, CLIENT_IDS, CLASS_COUNTS = "x", "y", "offsets", "clie
 DTYPES = ("uint8", "float32", "int32")
 CLASSES_NAMED = 10
 SMALLEST_STD = 1e-37  # its inverse is finite in single precision
-TEXTS_AND_FILES = {"command", "notes", "licence", "citation", "understood", "duplicates"}
+TEXTS_AND_FILES = {"command", "notes", "licence", "citation", "understood"}
 TEXTS_AND_FILES |= {"train", "test", "val", "extras", "words", "vectors"}
 """Entries of a manifest that do not identify the data, or do so by their checksums."""
 REPREPARE = "prepare it again with python -m data_prep"
@@ -210,8 +210,6 @@ class Manifest:
     command: str = ""
     notes: tuple[str, ...] = ()  # Reports of the reader, the partition and the writer
     understood: Understood = Understood()  # What the reader took the files for
-    # Samples of one part with the features of a sample of another (`fedmpi.data.statistics.duplicates`)
-    duplicates: dict[str, int] = field(default_factory=dict)
 
     def facts(self) -> list[tuple[str, str]]:
         """Description of the data as (name, sentence): sample, target, classes, columns or files not used."""
@@ -245,8 +243,6 @@ class Manifest:
         entries = {"schema": SCHEMA_OF_TARGETS, **asdict(self)}
         if self.understood == Understood():
             del entries["understood"]
-        if not self.duplicates:
-            del entries["duplicates"]
         if self.description.labeled:
             entries["schema"] = SCHEMA
             entries["description"] = without_targets(entries["description"])

@@ -1,9 +1,8 @@
 """Statistics of the samples and labels of a data set: distances of label distributions from a target, mean and
-standard deviation of the features, and samples or classes that parts share.
+standard deviation of the features, and classes that occur in one part only.
 
 Kullback-Leibler divergence: Duan et al. 2019 (Astraea), section III-B and Fig 7, in nats. Sum of the distances of all
-shares: Zhao et al. 2018. Samples with the same features in two parts, and classes that occur in one part only, are
-counted over all samples and end as notes: results on such samples and classes need another reading.
+shares: Zhao et al. 2018.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 from numpy.typing import NDArray
 
 from fedmpi.common.types import AnyArray, Floats, Ints
@@ -23,13 +21,8 @@ STATISTICS_ROWS = 20_000
 """Evenly spaced rows that are read."""
 ROWS_AT_ONCE = 512
 SMALLEST_COLUMN_STD = 1e-30
-Hashes = npt.NDArray[np.uint64]
 TRAINING, VALIDATION, TESTING = "training", "validation", "test"
-COMPARED = ((TESTING, TRAINING), (TESTING, VALIDATION), (VALIDATION, TRAINING))
-"""Samples of the first part that the second part holds, too, are counted."""
-WORDS_AT_ONCE = 1 << 16
 NAMED = 10
-_SHIFT, _FACTOR = np.uint64(32), np.uint64(0xD6E8FEB86659FD93)
 
 
 def target_distribution(classes: int, counts: AnyArray | None = None) -> Floats:
@@ -141,50 +134,6 @@ def statistics(
     smallest = SMALLEST_COLUMN_STD if columns else 1e-8
     std[(least == most) | (std < smallest)] = 1.0  # rounding may leave more in a constant channel
     return tuple(float(value) for value in mean + offset), tuple(float(value) for value in std)
-
-
-def sample_hashes(x: AnyArray) -> Hashes:
-    """A number of 64 bits for the features of each sample (n, …), uint64 (n,): equal for equal bytes only.
-
-    Each 8 bytes are mixed with a key of their place (Evensen's rrmxmx finalizer, two of its rounds), and the results
-    are summed. Not safe against samples made to collide.
-    """
-    rows = np.ascontiguousarray(x).reshape(len(x), -1).view(np.uint8)
-    missing = -rows.shape[1] % 8
-    words = (np.pad(rows, ((0, 0), (0, missing))) if missing else rows).view(np.uint64)
-    keys = np.random.Generator(np.random.PCG64(0)).integers(1 << 63, size=words.shape[1], dtype=np.uint64)
-    hashes = np.empty(len(words), np.uint64)
-    step = max(1, WORDS_AT_ONCE // words.shape[1])
-    for low in range(0, len(words), step):
-        mixed = words[low : low + step] + keys
-        for _ in range(2):
-            mixed ^= mixed >> _SHIFT
-            mixed *= _FACTOR
-        mixed ^= mixed >> _SHIFT
-        mixed.sum(axis=1, out=hashes[low : low + step])
-    return hashes
-
-
-def duplicates(hashes: Mapping[str, Hashes]) -> dict[str, int]:
-    """Samples of one part with the features of a sample of another, by ``"test in training"`` and so on."""
-    return {
-        f"{one} in {other}": int(np.isin(hashes[one], hashes[other]).sum())
-        for one, other in COMPARED
-        if one in hashes and other in hashes
-    }
-
-
-def duplicate_notes(found: Mapping[str, int], samples: Mapping[str, int]) -> tuple[str, ...]:
-    """One sentence for each pair of parts that share samples; `samples` has the size of each part."""
-    notes = []
-    for pair, count in found.items():
-        one, _, other = pair.partition(" in ")
-        if count:
-            notes.append(
-                f"{count:,} of {samples[one]:,} {one} samples ({count / samples[one]:.1%}) have exactly the features "
-                f"of a {other} sample: results on them may show memory"
-            )
-    return tuple(notes)
 
 
 def class_notes(labels: Mapping[str, Ints], names: Sequence[object]) -> tuple[str, ...]:

@@ -385,11 +385,3 @@ def test_a_review_given_twice_counts_once(tmp_path: Path) -> None:
     raw = read("amazon", tmp_path, tally := Tally(strict=True))
     assert len(raw.y[raw.train]) + len(raw.y[raw.test]) == 8 and list(tally.dropped.values()) == [2]
     assert any("left out: 2 reviews that repeat" in note for note in raw.notes)
-
-
-def test_equal_texts_stay_in_one_part(tmp_path: Path) -> None:
-    rows = [REVIEW | {"reviewerID": str(n), "reviewText": f"thing {n % 10}", "overall": 1 + n % 5} for n in range(40)]
-    reviews(tmp_path / "r.json.gz", rows)
-    raw = read("amazon", tmp_path, Tally(), split="texts")
-    train, test = ({row.tobytes() for row in raw.read(rows)} for rows in (raw.train, raw.test))
-    assert train and test and not train & test

@@ -119,37 +119,6 @@ def test_a_test_part_without_classes_and_other_folders_are_left_out(tmp_path: Pa
     assert "figures (its name means no part)" in said
 
 
-def test_patients_in_folders_of_their_class_are_held_out_whole(tmp_path: Path, capsys: Output) -> None:
-    patients = [f"{name}/{name[0]}{number}" for name in ("benign", "malignant") for number in range(5)]
-    for number, patient in enumerate(patients):
-        classes(tmp_path / "raw", (patient,), each=4, first=4 * number)
-    prepared(tmp_path / "raw", tmp_path / "rows")
-    tested = {int(value) // 4 for value in np.asarray(open_store(tmp_path / "rows").test()[0])[:, 0, 0, 0]}
-    said = shown(capsys)
-    assert f"{len(tested)} of its {len(tested)} folders also have training samples; --split folders keeps" in said
-    store = prepared(tmp_path / "raw", tmp_path / "folders", "--split", "folders", "--val", "0.3")
-    tested = np.asarray(store.test()[0])[:, 0, 0, 0]
-    assert "also have training samples" not in shown(capsys)
-    assert np.bincount(store.test()[1]).tolist() == [4, 4] and len(np.unique(tested // 4)) == 2
-
-
-@pytest.mark.parametrize(
-    ("folders", "split", "words"),
-    [
-        (("cats/images", "dogs/images"), "folders", "needs every image in one of several folders below its class"),
-        (("cats/a", "dogs/b"), "patient", "--split patient is unknown for image folders"),
-        (("train/cats/a", "train/cats/b", "test/cats/a"), "folders", "has a test part"),
-    ],
-)
-def test_splits_that_folders_do_not_have_are_rejected(
-    folders: tuple[str, ...], split: str, words: str, tmp_path: Path, capsys: Output
-) -> None:
-    classes(tmp_path / "raw", folders, each=2)
-    with pytest.raises(AssertionError):
-        prepared(tmp_path / "raw", tmp_path / "s", "--split", split)
-    assert words in capsys.readouterr().err
-
-
 def test_one_class_alone_and_unreadable_images_are_reported(tmp_path: Path, capsys: Output) -> None:
     classes(tmp_path / "raw", ("images",))
     image(tmp_path / "raw" / "scans" / "0.tif", np.zeros((4, 4), np.float32))
