@@ -1,12 +1,10 @@
-"""Samplers in a custom file, and those that remember or measure clients, on any number of ranks."""
+"""Numbers of clients that samplers remember or measure."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from torch.nn import functional
 
@@ -17,29 +15,6 @@ from fedmpi.core.loop import Simulation
 from fedmpi.data.opening import open_store
 from fedmpi.data.source import ClientData
 from fedmpi.local.measures import ClientMeasures
-
-MINE = """
-import numpy as np
-from fedmpi import Cohort, client_sampler
-
-
-@client_sampler(needs=("loss",))
-def loudest(view, *, keep: float = 0.5) -> Cohort:
-    "The clients with the highest last loss, the rest at random."
-    last = view.last("loss")[view.available]
-    order = np.argsort(-np.nan_to_num(last, nan=-1.0), kind="stable")
-    loud = view.available[order[: int(keep * view.count)]]
-    rest = np.setdiff1d(view.available, loud)
-    count = min(view.count - len(loud), len(rest))
-    return Cohort(np.concatenate([loud, view.generator.choice(rest, count, replace=False)]))
-"""
-
-
-@pytest.fixture(scope="module")
-def mine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("own")
-    (folder / "mine.py").write_text(MINE)
-    return folder
 
 
 def test_measures_are_those_of_plain_loops_in_float64() -> None:
@@ -63,11 +38,8 @@ def test_measures_are_those_of_plain_loops_in_float64() -> None:
         np.testing.assert_allclose(row, expected, rtol=1e-5)
 
 
-def test_the_losses_remembered_are_those_of_the_model_that_was_sent(
-    mine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(mine)
-    settings = ["clients.sampler=mine:loudest", "clients.count=3", "rounds=3", "local.lr=0.2"]
+def test_the_losses_remembered_are_those_of_the_model_that_was_sent() -> None:
+    settings = ["clients.sampler=oort", "clients.count=3", "rounds=3", "local.lr=0.2"]
     quiet = ["data.source=digits:clients=8", "evaluation.every=9", "logging.tensorboard=false", "checkpoint.every=0"]
     experiment = Experiment.connect(load_config(None, [*settings, *quiet]))
     simulation = Simulation(experiment, None)

@@ -1,23 +1,18 @@
 """Plans follow the published rules and depend on seed and round alone."""
 
 import logging
+from functools import partial
 
 import numpy as np
 import pytest
 
-from fedmpi.clients.turnout import CohortDraw
 from fedmpi.common.plan import Plan
-from fedmpi.common.streams import Streams
-from fedmpi.config import load_config
-from fedmpi.core.plan import Planner
+from tests.statistical import weighed
 
 SIZES = np.array([10, 1, 30, 5, 5, 20, 9, 20], np.int64)
 
 
-def planner(*settings: str, sizes: np.ndarray = SIZES) -> Planner:
-    config = load_config(None, settings)
-    streams = Streams(config.seed)
-    return Planner(config, sizes, streams, CohortDraw(config, sizes, None, streams, values=1000))
+planner = partial(weighed.planner, sizes=SIZES)
 
 
 def test_a_saturated_sampling_probability_is_said_once(caplog: pytest.LogCaptureFixture):

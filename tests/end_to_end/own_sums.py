@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from fedmpi import LocalAlgorithm, aggregator, data_sampler, weights
+from fedmpi import aggregator, data_sampler, weights
 
 
 @data_sampler
@@ -35,15 +35,3 @@ def root_of_used(cohort, sizes) -> np.ndarray:
 @aggregator
 def weighted(updates, coefficients) -> torch.Tensor:
     return coefficients @ updates
-
-
-class Persistent(LocalAlgorithm):
-    "Every client moves a little in the direction of its last update."
-
-    client_state = ("m",)
-
-    def correction(self, client, server, generator):
-        return 0.5 * client.m
-
-    def finish(self, client, server, work, generator):
-        client.m = -work.delta / (work.steps * work.lr)

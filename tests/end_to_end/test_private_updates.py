@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +11,9 @@ import torch
 
 from benchmarks.workloads import write
 from fedmpi import UserError
-from fedmpi.clients.turnout import CohortDraw
-from fedmpi.common.streams import Streams
-from fedmpi.config import load_config
-from fedmpi.core.plan import Planner
 from tests.end_to_end.in_process import Run, run
 from tests.privacy.test_gaussian_dp import gaussian_epsilon
+from tests.statistical import weighed
 
 pytest.importorskip("dp_accounting")
 
@@ -94,17 +92,7 @@ def test_a_round_in_which_no_client_returns_is_noised_and_charged_all_the_same(s
     assert empty.records[0]["update_epsilon"] > 10
 
 
-def planner(*settings: str, clients: int = 40) -> Planner:
-    config = load_config(None, [*NOISED, *settings])
-    sizes = np.full(clients, 5)
-    streams = Streams(config.seed)
-    labels = np.eye(10, dtype=np.int64)[np.arange(clients) % 10]
-    return Planner(
-        config,
-        sizes,
-        streams,
-        CohortDraw(config, sizes, lambda: labels, streams, values=1000),
-    )
+planner = partial(weighed.planner, *NOISED, sizes=np.full(40, 5), labels=np.arange(40) % 10)
 
 
 def test_every_record_says_what_fixed_samples_of_those_present_have_spent():

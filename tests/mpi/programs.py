@@ -314,8 +314,8 @@ def server_away() -> None:
     """Sums are the same where a server that only serves leaves them to the others, as it does on shared cores."""
     cluster = Cluster.connect()
     cluster.server_trains = False
-    check_sum(cluster, 30_011, "float32", 30)
-    check_sum(cluster, 5_003, "int64", 30)
+    check_sum(cluster, 30_011, "float32", 10)
+    check_sum(cluster, 5_003, "int64", 10)
     crowded = cluster.size > cluster.fewest_cores
     assert (cluster.moved["window"] == 0) == (cluster.is_server and crowded)
     cluster.close()

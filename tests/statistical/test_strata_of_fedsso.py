@@ -13,11 +13,8 @@ from fedmpi.clients.designs import uniform, weighted
 from fedmpi.clients.sampler import View
 from fedmpi.clients.samplers import stratified
 from fedmpi.clients.strata import _exact_shares, make_strata, systematic_rounding
-from fedmpi.clients.turnout import CohortDraw
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.config import load_config
-from fedmpi.core.plan import Planner
-from tests.statistical.weighed import coefficients
+from tests.statistical.weighed import coefficients, planner
 
 LABELS = np.array([0, 0, 0, 0, 1, 1, 2])
 SIZES = np.array([4, 2, 1])
@@ -122,14 +119,11 @@ def descend(preset: str) -> float:
     """
     labels = np.repeat(np.arange(CLUSTERS), MEMBERS)
     settings = [f"preset={preset}", "seed=4", "rounds=600", f"clients.fraction={BETA}"]
-    config = load_config(
-        None, [*settings, "clients.availability=label-group", f"clients.availability.by_label={list(BY_LABEL)}"]
-    )
-    sizes, streams = np.full(len(labels), 600), Streams(config.seed)
-    cohorts = CohortDraw(config, sizes, lambda: np.eye(CLUSTERS, dtype=np.int64)[labels], streams, values=1)
-    planner, strata, x = Planner(config, sizes, streams, cohorts), make_strata(labels), 0.0
-    for t in range(config.rounds):
-        plan = planner.plan(t, strata if preset == "fedsso" else None)
+    settings += ["clients.availability=label-group", f"clients.availability.by_label={list(BY_LABEL)}"]
+    sizes, strata, x = np.full(len(labels), 600), make_strata(labels), 0.0
+    made = planner(*settings, sizes=sizes, labels=labels)
+    for t in range(600):
+        plan = made.plan(t, strata if preset == "fedsso" else None)
         weights = plan.coefficients * (sizes[plan.clients] if plan.per_sample else 1)
         change = float(weights @ (-2 * (x - labels[plan.clients]) / (2 * (t + 2))))
         x += change / weights.sum() if plan.normalize else change

@@ -9,11 +9,9 @@ import pytest
 
 from fedmpi import UserError
 from fedmpi.clients.strata import Strata, make_strata
-from fedmpi.clients.turnout import CohortDraw
 from fedmpi.common.plan import Plan
-from fedmpi.common.streams import Streams
-from fedmpi.config import load_config
 from fedmpi.core.plan import Planner
+from tests.statistical import weighed
 
 LABELS = np.repeat(np.arange(10), 10)
 EQUAL = np.full(100, 600, np.int64)
@@ -25,10 +23,7 @@ def by_label(probabilities: np.ndarray) -> str:
 
 
 def planner(*settings: str, sizes: np.ndarray = EQUAL, labels: np.ndarray = LABELS) -> Planner:
-    """A planner of clients of one class each."""
-    config, counts = load_config(None, settings), np.eye(10, dtype=np.int64)[labels]
-    streams = Streams(config.seed)
-    return Planner(config, sizes, streams, CohortDraw(config, sizes, lambda: counts, streams, values=1000))
+    return weighed.planner(*settings, sizes=sizes, labels=labels)
 
 
 def weights(plan: Plan, sizes: np.ndarray) -> np.ndarray:

@@ -15,10 +15,12 @@ from fedmpi.aggregation.weights import Weighing
 from fedmpi.clients.availability import ClientAvailability
 from fedmpi.clients.designs import Design, proportional_inclusion, systematic
 from fedmpi.clients.sampler import View
+from fedmpi.clients.turnout import CohortDraw
 from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Streams
 from fedmpi.common.types import Ints
 from fedmpi.config import load_config
+from fedmpi.core.plan import Planner
 
 KINDS = [part.name for part in components("weights")]
 
@@ -42,6 +44,14 @@ def coefficients(
     used = sizes[cohort.clients] if used is None else used
     found = chosen.of(replace(cohort, wanted=wanted), sizes, 0)
     return found * used if chosen.per_sample else found * ((used > 0) | chosen.averages_models)
+
+
+def planner(*settings: str, sizes: Ints, labels: Ints | None = None) -> Planner:
+    """A planner of clients of one class each."""
+    config = load_config(None, settings)
+    counts = None if labels is None else lambda: np.eye(10, dtype=np.int64)[labels]
+    streams = Streams(config.seed)
+    return Planner(config, sizes, streams, CohortDraw(config, sizes, counts, streams, values=1000))
 
 
 @cache
