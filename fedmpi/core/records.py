@@ -25,7 +25,7 @@ from fedmpi.core.reduce import RoundTotals
 from fedmpi.local.pipeline import client_drift, gradient_diversity, local_gain
 from fedmpi.mpi import Cluster
 from fedmpi.records.history import Record, clients_as_text, json_value
-from fedmpi.records.provenance import versions
+from fedmpi.records.provenance import git_commit, versions
 from fedmpi.updates.traffic import paper_formula, round_links
 
 log = logging.getLogger("fedmpi")
@@ -143,6 +143,7 @@ def summary_facts(experiment: Experiment) -> Record:
         **({"rebalancing": facts.augmentation} if facts.augmentation else {}),
         **({"clients_evaluated_on": view.rows.kind} if view is not None else {}),
         "versions": versions(cluster.mpi),
+        "git_commit": git_commit(),
     }
 
 

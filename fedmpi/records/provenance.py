@@ -15,6 +15,7 @@ import os
 import platform
 import re
 import shutil
+import subprocess
 import sys
 import tomllib
 from collections import Counter
@@ -68,6 +69,19 @@ def versions(mpi: str) -> dict[str, str]:
         "numpy": np.__version__,
         "mpi": mpi,
     }
+
+
+@cache
+def git_commit() -> str | None:
+    """Return the commit of the checkout that fedmpi runs from; None for an installed copy, or without git."""
+    folder = Path(fedmpi.__file__).resolve().parent.parent
+    if not (folder / ".git").exists():
+        return None
+    try:
+        result = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return result.stdout.strip() or None
 
 
 # --- sources of custom components ---

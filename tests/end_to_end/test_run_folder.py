@@ -67,6 +67,7 @@ def test_the_summary_reports_final_and_best_scores_and_where_it_ran(run: Done):
     assert summary["parameters"] == 64 * 16 + 16 + 16 * 10 + 10
     assert summary["wall_seconds"] > 0
     assert summary["versions"].keys() >= {"fedmpi", "python", "torch", "numpy", "mpi"}
+    assert "git_commit" in summary
 
 
 def test_the_newest_checkpoints_are_kept(run: Done):

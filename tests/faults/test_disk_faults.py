@@ -42,9 +42,9 @@ WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
 def left_by(run: Path) -> tuple[Any, ...]:
-    """Curve, model, and all of the summary but the seconds."""
+    """Curve, model, and all of the summary but the seconds and the commit, which may come meanwhile."""
     summary = json.loads((run / "summary.json").read_text())
-    del summary["wall_seconds"]
+    del summary["wall_seconds"], summary["git_commit"]
     return curve(run), (run / "model.safetensors").read_bytes(), summary
 
 

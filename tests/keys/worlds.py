@@ -24,7 +24,7 @@ QUIET = (
     "logging.tensorboard=false logging.participants=true cluster.threads=1 checkpoint.every=0 rounds=2 "
     "data.source=digits:clients=12,alpha=0.5 local.engine=sequential local.batch_size=40"
 )
-TIMED = ("seconds", "phase_seconds", "busy_seconds", "idle_seconds", "wall_seconds")
+TIMED = ("seconds", "phase_seconds", "busy_seconds", "idle_seconds", "wall_seconds", "git_commit")
 SEEN = ("rejection", "clients", "model", "record", "summary", "files", "printed")
 """What is compared of two runs, causes before effects."""
 
