@@ -8,8 +8,8 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -193,36 +193,34 @@ def blocks_of(runs: Sequence[OneRun], by: Sequence[str] = ()) -> list[GroupsAlik
     for key in by:
         if not any(key in run.table or key in run.labels for run in runs) and key not in all_keys():
             raise UserError(unknown_key(key, "--by", [*all_keys(), *(key for run in runs for key in run.labels)]))
-    data = _data_names(runs)
-    keys = [key for key in _differing(runs, data) if _of_the_measure(key)]
+    runs = _with_names_of_data(runs)
+    keys = [key for key in _differing(runs) if _of_the_measure(key)]
     blocks = []
-    for values, together in _by_values(runs, keys, data).items():
+    for values, together in _by_values(runs, keys).items():
         parts = [f"{key} = {value}" for key, value in zip(keys, values, strict=True) if value is not None]
         title = ", ".join(parts or (f"without {key}" for key in keys))
-        blocks.append(GroupsAlike(title, _groups(together, by, data), _notes(together)))
+        blocks.append(GroupsAlike(title, _groups(together, by), _notes(together)))
     return blocks
 
 
-def _by_values(
-    runs: Iterable[OneRun], keys: Sequence[str], data: Mapping[str, str]
-) -> dict[tuple[str | None, ...], list[OneRun]]:
+def _by_values(runs: Iterable[OneRun], keys: Sequence[str]) -> dict[tuple[str | None, ...], list[OneRun]]:
     found: dict[tuple[str | None, ...], list[OneRun]] = {}
     for run in runs:
-        found.setdefault(tuple(_value(run, key, data) for key in keys), []).append(run)
+        found.setdefault(tuple(_value(run, key) for key in keys), []).append(run)
     return found
 
 
-def _groups(runs: Sequence[OneRun], by: Sequence[str], data: Mapping[str, str]) -> list[SeedGroup]:
-    keys = [key for key in _differing(runs, data) if not key.startswith(OF_NO_MATTER)]
-    found = list(_by_values(runs, keys, data).values())
+def _groups(runs: Sequence[OneRun], by: Sequence[str]) -> list[SeedGroup]:
+    keys = [key for key in _differing(runs) if not key.startswith(OF_NO_MATTER)]
+    found = list(_by_values(runs, keys).values())
     groups: list[SeedGroup] = []
-    for own, together in zip(_what_sets_apart(found, keys, by, data), found, strict=True):
+    for own, together in zip(_what_sets_apart(found, keys, by), found, strict=True):
         other = next((group for group in groups if group.values == own), None)
         if other is not None:
             first = next(iter(other.runs.values()))
-            mixed = [key for key in keys if _value(first, key, data) != _value(together[0], key, data)]
+            mixed = [key for key in keys if _value(first, key) != _value(together[0], key)]
             key = next((key for key in ("preset", "local.lr") if key in mixed), mixed[0])
-            one, two = (_value(run, key, data) or f"without {key}" for run in (first, together[0]))
+            one, two = (_value(run, key) or f"without {key}" for run in (first, together[0]))
             raise UserError(
                 f"--by {','.join(by)} puts runs together that differ in {key} ({one}, {two}): "
                 f"--by {','.join([*by, key])} keeps them apart"
@@ -237,21 +235,18 @@ def _groups(runs: Sequence[OneRun], by: Sequence[str], data: Mapping[str, str]) 
 
 
 def _what_sets_apart(
-    groups: Sequence[Sequence[OneRun]], keys: Sequence[str], by: Sequence[str], data: Mapping[str, str]
+    groups: Sequence[Sequence[OneRun]], keys: Sequence[str], by: Sequence[str]
 ) -> list[dict[str, str | None]]:
     """Return the values that distinguish each group: of the keys `by`, its sweep's keys, or as few keys as suffice."""
 
     def values_of(chosen: Sequence[str], value: Callable[[OneRun, str], str | None]) -> list[dict[str, str | None]]:
         return [{key: value(group[0], key) for key in chosen} for group in groups]
 
-    def plain(run: OneRun, key: str) -> str | None:
-        return _value(run, key, data)
-
     def labeled(run: OneRun, key: str) -> str | None:
-        return shown_value(run.labels[key]) if key in run.labels else _value(run, key, {})
+        return shown_value(run.labels[key]) if key in run.labels else _value(run, key)
 
     if by:
-        return values_of(by, plain)
+        return values_of(by, _value)
     own = list(dict.fromkeys(key for group in groups for run in group for key in run.labels if key != "seed"))
     for labels in (own, [*own, PLUGINS]) if own else ():
         named = [{tuple(labeled(run, key) for key in labels) for run in group} for group in groups]
@@ -262,13 +257,13 @@ def _what_sets_apart(
     chosen: list[str] = []
     firsts = [group[0] for group in groups]
     for key in ordered:
-        if len(_by_values(firsts, [*chosen, key], data)) > len(_by_values(firsts, chosen, data)):
+        if len(_by_values(firsts, [*chosen, key])) > len(_by_values(firsts, chosen)):
             chosen.append(key)
     for run in firsts:  # one that has none of these is named by what it has instead: epochs where others have steps
-        has = [key for key in ordered if _value(run, key, data) is not None]
+        has = [key for key in ordered if _value(run, key) is not None]
         if has and not set(has) & set(chosen):
             chosen.append(has[0])
-    return values_of(chosen or ["preset"], plain)
+    return values_of(chosen or ["preset"], _value)
 
 
 def _of_the_measure(key: str) -> bool:
@@ -276,42 +271,39 @@ def _of_the_measure(key: str) -> bool:
     return key == "evaluation.on" or (key.startswith("data.") and not key.startswith(OF_NO_MATTER))
 
 
-def _value(run: OneRun, key: str, data: Mapping[str, str]) -> str | None:
+def _value(run: OneRun, key: str) -> str | None:
     """Return a run's value of a key, as tables show it; None if it has none."""
-    if key == DATA and str(run.folder) in data:
-        return data[str(run.folder)]
     found = run.table if key in run.table else run.labels
     return shown_value(found[key]) if key in found else None
 
 
-def _differing(runs: Sequence[OneRun], data: Mapping[str, str]) -> list[str]:
-    """Return keys in whose values the runs differ, without the seed; see `differing`."""
-    keys = dict.fromkeys(key for run in runs for key in run.table if key != "seed")
-    return differing([{key: _value(run, key, data) for key in keys} for run in runs])
+def _differing(runs: Sequence[OneRun]) -> list[str]:
+    """Return keys in whose values the runs differ, without the seed."""
+    return [key for key in differing([run.table for run in runs]) if key != "seed"]
 
 
-def _data_names(runs: Sequence[OneRun]) -> dict[str, str]:
-    """Return the data of each run, by its folder: shards of one checksum have one name, whatever their folders.
+def _with_names_of_data(runs: Sequence[OneRun]) -> list[OneRun]:
+    """Return the runs with a name of their data: shards of one checksum have one name, whatever their folders.
 
     Partitions that are drawn again for each seed have one name, with {seed}. Shards that were prepared otherwise in the
     same folder meanwhile have their checksums beside the name.
     """
     here = os.getcwd() + os.sep
-    folders: dict[str, str] = {}
+    first: dict[str, str] = {}
     same: dict[str, list[OneRun]] = {}
+    names = []
     for run in runs:
         text = str(run.table.get(DATA, "digits")).removeprefix(here)
-        text = folders[str(run.folder)] = folders.setdefault(run.data or text, text)
-        same.setdefault(text, []).append(run)
-    names = {}
-    for run in runs:
-        name = folders[str(run.folder)]
-        others = same[name]
-        if len({other.seed for other in others}) == 1:
+        names.append(first.setdefault(run.data or text, text))
+        same.setdefault(names[-1], []).append(run)
+
+    def shown(run: OneRun, name: str) -> str:
+        several = len({other.data for other in same[name]} - {""}) > 1
+        if len({other.seed for other in same[name]}) == 1:
             name = re.sub(rf"^(.*)(?<!\d){run.seed}(?!\d)", r"\g<1>{seed}", name, count=1, flags=re.DOTALL)
-        several = len({other.data for other in others} - {""}) > 1
-        names[str(run.folder)] = f"{name} (sha256 {run.data[:8]})" if several else name
-    return names
+        return f"{name} (sha256 {run.data[:8]})" if several else name
+
+    return [replace(run, table=run.table | {DATA: shown(run, name)}) for run, name in zip(runs, names, strict=True)]
 
 
 def _notes(runs: Sequence[OneRun]) -> list[str]:
@@ -321,7 +313,7 @@ def _notes(runs: Sequence[OneRun]) -> list[str]:
         ("evaluation.every", "best rounds and rounds to a target depend on the number of evaluations"),
         ("rounds", "final values are from different rounds"),
     ):
-        settings = [str(len(run.records)) if key == "rounds" else _value(run, key, {}) for run in runs]
+        settings = [str(len(run.records)) if key == "rounds" else _value(run, key) for run in runs]
         values = [value for value in dict.fromkeys(settings) if value is not None]
         if len(values) > 1:
             notes.append(f"{key} differs ({', '.join(values)}): {why}")

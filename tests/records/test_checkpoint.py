@@ -12,7 +12,6 @@ from fedmpi import UserError
 from fedmpi.records.checkpoint import (
     Checkpoint,
     clients_file,
-    copied,
     file_digest,
     newest_checkpoint,
     read_checkpoint,
@@ -35,15 +34,6 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path):
     assert (found.next_round, found.header) == (7, written.header)
     for tensors in (found.tensors, load_file(tmp_path / "round-00000007.safetensors")):  # as other tools read it
         assert all(torch.equal(tensors[name], tensor) for name, tensor in written.tensors.items())
-
-
-def test_a_copy_stays_as_it_was_when_training_continues():
-    model, header = torch.arange(5.0), {"settled": 2, "unsettled": {"round": 2}}
-    checkpoint = copied(3, {"model": model}, header)
-    model += 1
-    header["unsettled"]["test_loss"] = 0.5
-    assert checkpoint.next_round == 3 and checkpoint.tensors["model"].tolist() == [0, 1, 2, 3, 4]
-    assert checkpoint.header == {"settled": 2, "unsettled": {"round": 2}}
 
 
 def test_only_the_newest_are_kept_and_vectors_of_clients_as_long_as_their_checkpoint(tmp_path: Path):

@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from fedmpi import UserError
-from fedmpi.results.comparison import Spread, first_reached, judged, spent, up_to
+from fedmpi.results.comparison import Spread, judged, spent
 from fedmpi.results.loading import find_runs
-
-
-def records(*accuracies: float | None) -> list[dict[str, Any]]:
-    made: list[dict[str, Any]] = []
-    for t, accuracy in enumerate(accuracies):
-        made.append({"round": t, "samples": 10, "seconds": 0.5, "bytes_client_up": 10**6, "bytes_mediator_down": 10**6})
-        if accuracy is not None:
-            made[-1]["test_accuracy"] = accuracy
-    return made
 
 
 def test_runs_are_found_by_name_and_below_folders_once_each(tmp_path: Path) -> None:
@@ -51,25 +41,14 @@ def test_runs_come_in_the_order_of_the_numbers_in_their_names(tmp_path: Path) ->
     assert [folder.name for folder in find_runs([tmp_path])] == ordered
 
 
-def test_costs_up_to_a_target_are_those_of_the_first_round_that_reached_it() -> None:
-    runs = [records(0.1, 0.6, 0.7), records(None, 0.2, None, 0.6), records(0.1)]
-
-    def to_target(target: float, axis: str) -> Spread | None:
-        firsts = [first_reached(run, target, "test_accuracy") for run in runs]
-        return up_to([spent(run) for run in runs], firsts, axis)
-
-    assert [first_reached(run, 0.6, "test_accuracy") for run in runs] == [1, 3, None]
-    assert to_target(0.6, "round") == Spread(2, 3.0, 2**0.5)
-    assert to_target(0.6, "samples") == Spread(2, 30.0, 200**0.5)
-    assert to_target(0.65, "megabytes") == Spread(1, 6.0, None)
-    assert to_target(0.65, "seconds") == Spread(1, 1.5, None)
-    assert to_target(0.65, "virtual_seconds") is None
-    assert to_target(0.9, "round") is None
-    assert spent([{**r, "virtual_seconds": 2.0} for r in runs[0]])["virtual_seconds"].tolist() == [2, 4, 6]
-    first, *others = runs[0]
-    assert spent([{**first, "bytes_mediator_down": None}])["megabytes"].tolist() == [1.0]
-    assert "virtual_seconds" not in spent([{**first, "virtual_seconds": 2.0}, *others]), "the clock came later"
-    assert judged(runs[1]) == "test_accuracy" and judged([{"round": 0, "val_accuracy": 0.1}]) == "val_accuracy"
+def test_what_was_spent_is_summed_and_the_clock_counts_only_if_it_was_there_from_the_first_round() -> None:
+    records = [{"round": t, "samples": 10, "seconds": 0.5, "bytes_mediator_down": 10**6 * t or None} for t in range(3)]
+    expected = {"round": [1, 2, 3], "samples": [10, 20, 30], "megabytes": [0, 1, 3], "seconds": [0.5, 1, 1.5]}
+    assert {axis: x.tolist() for axis, x in spent(records).items()} == expected
+    timed = [{**record, "virtual_seconds": 2.0} for record in records]
+    assert spent(timed)["virtual_seconds"].tolist() == [2, 4, 6]
+    assert "virtual_seconds" not in spent([*timed[:1], *records[1:]])
+    assert judged([{"round": 0}, {"test_accuracy": 1}]) == "test_accuracy" and judged([{}]) == "val_accuracy"
 
 
 def test_values_that_are_equal_but_for_rounding_have_no_spread() -> None:
