@@ -275,14 +275,6 @@ def test_archives_are_unpacked(server: tuple[str, Path], tmp_path: Path, name: s
         assert sorted(path.name for path in folder.rglob("*.txt")) == expected
 
 
-def test_every_address_has_a_checksum_of_the_right_length() -> None:
-    lengths = {"md5": 32, "sha256": 64}
-    for data_set in DATASETS.values():
-        for source in data_set.sources:
-            kind, digest = source.checksum.split(":")
-            assert len(digest) == lengths[kind] and int(digest, 16) >= 0, data_set.name
-
-
 def test_a_download_that_does_not_fit_leaves_nothing_that_looks_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
