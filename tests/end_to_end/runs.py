@@ -23,7 +23,7 @@ from tests.mpi.launch import REPOSITORY, Job, end_job
 
 TRAIN = ("-m", "fedmpi", "train")
 RICH = Path(__file__).parent / "rich.toml"
-ROUNDS, CHECKPOINTS_EVERY = 24, 5
+ROUNDS = 12
 """Rounds of rich.toml."""
 SECONDS = 300
 """Limit of one job: sixty times what an idle machine needs, for very busy ones."""

@@ -72,7 +72,7 @@ def test_the_summary_reports_final_and_best_scores_and_where_it_ran(run: Done):
 
 def test_the_newest_checkpoints_are_kept(run: Done):
     kept = sorted(path.name for path in (run.folder / "checkpoints").iterdir())
-    assert kept == ["round-00000020.safetensors", f"round-{ROUNDS:08d}.safetensors"]
+    assert kept == ["round-00000010.safetensors", f"round-{ROUNDS:08d}.safetensors"]
 
 
 def test_the_log_names_versions_ranks_and_the_engine_with_its_reason(run: Done):

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from fedmpi import ClientFailure
+from fedmpi.common.streams import Purpose
 from fedmpi.config import load_config
 from fedmpi.data.schema import DataDescription
 from fedmpi.local import measures
 from fedmpi.local.measures import ClientMeasures, Gradients, Probe
 from fedmpi.local.sequential import SequentialEngine, update_norms
-from fedmpi.local.work import ClientTask, LocalRule
+from fedmpi.local.work import ClientTask, LocalRule, schedule, step_count
 from fedmpi.models.flat import FlatModel
 from tests.local.synthetic import (
     SMALL_IMAGES,
@@ -41,6 +42,14 @@ def small() -> FlatModel:
 
 
 # Batches
+
+
+@pytest.mark.parametrize("steps", [1, 32, 70])
+def test_every_step_draws_distinct_rows(steps: int) -> None:
+    rule, draw = LocalRule(epochs=None, steps=steps, batch_size=3), STREAMS.generator(Purpose.BATCH_ORDER, 1, 2)
+    expected = [draw.choice(10, 3, replace=False, shuffle=False) for _ in range(steps)]
+    assert np.array_equal(schedule(rule, 10, STREAMS.generator(Purpose.BATCH_ORDER, 1, 2)), expected)
+    assert schedule(rule, 3, None) == [None] * steps == [None] * step_count(rule, 3) and schedule(rule, 0, None) == []
 
 
 # Steps

@@ -304,8 +304,7 @@ EXACT: dict[str, str] = {
     "merged steps, updates in eight bits": f"{DROPPING} {ONE_STEP} {ALL} compression=int8",
 }
 EXACT_ROWS = {
-    name: load_config(None, f"{QUIET} server.exact=true rounds=4 {settings}".split())
-    for name, settings in EXACT.items()
+    name: load_config(None, f"{QUIET} server.exact=true {settings}".split()) for name, settings in EXACT.items()
 }
 
 

@@ -38,7 +38,7 @@ RULES = {
 @pytest.mark.parametrize("rule", list(RULES)[:-1])
 def test_every_sample_is_used_equally_often(rule: str):
     """χ² over the samples, two-sided at 1e-6."""
-    rounds, n = 2000, int(UNEVEN.sum())
+    rounds, n = 800, int(UNEVEN.sum())
     counts = np.zeros(n)
     for t in range(rounds):
         counts[RULES[rule](t, UNEVEN)] += 1
@@ -53,7 +53,7 @@ def test_every_sample_is_used_equally_often(rule: str):
 
 def test_bernoulli_samples_are_independent():
     """The number of rows is binomial (χ² of its variance) and neighbors come together p² of the time; 1e-6 each."""
-    rounds, n, p = 3000, int(UNEVEN.sum()), 0.3
+    rounds, n, p = 1000, int(UNEVEN.sum()), 0.3
     used = np.zeros((rounds, n), bool)
     for t in range(rounds):
         used[t, drawn("bernoulli", t, UNEVEN, p)] = True
