@@ -26,7 +26,7 @@ from fedmpi.common.options import type_text
 from fedmpi.common.registry import Component, register, resolve
 from fedmpi.data.opening import load_digits_split
 
-OF_ARRAYS = frozenset({"targets", "task", "channels", "split"})
+OF_ARRAYS = frozenset({"targets", "task", "split"})
 """Fields of ReadOptions that describe arrays."""
 MNIST_FILES = {
     "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",

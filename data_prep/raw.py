@@ -168,8 +168,6 @@ class ReadOptions:
         Arrays, tables: one class per row, one per position, 0 or 1 each, or numbers; by default what they look like.
     task : {"image", "text", "vector"}
         Arrays, tables: what a sample is, if its values do not determine it.
-    channels : {"first", "last"}
-        Arrays: channel axis of images, (n, C, h, w) or (n, h, w, C), if their shape does not determine it.
     image_size : (int, int)
         Image folders, tables: resize to WIDTHxHEIGHT, or N to N x N; by default all must have one size.
     """
@@ -185,7 +183,6 @@ class ReadOptions:
     encoding: str | None = None
     targets: Literal["classification", "tokens", "multilabel", "regression"] | None = None
     task: Modality | None = None
-    channels: Literal["first", "last"] | None = None
     image_size: Pixels | None = None
 
     @property

@@ -61,7 +61,7 @@ def files_below(folder: Path, *patterns: str) -> list[Path]:
     return sorted(path for path in matching if path.is_file())
 
 
-def find(raw: Path, patterns: tuple[str, ...]) -> Path | None:
+def require(raw: Path, patterns: tuple[str, ...], hint: str) -> Path:
     """Return the only file below `raw` that matches a pattern; the first pattern with a match decides."""
     folder = folder_of(raw)
     for pattern in patterns:
@@ -71,15 +71,7 @@ def find(raw: Path, patterns: tuple[str, ...]) -> Path | None:
             raise UserError(f"{folder} holds {len(found)} files named {pattern} ({names}); point --raw at one folder")
         if found:
             return found[0]
-    return None
-
-
-def require(raw: Path, patterns: tuple[str, ...], hint: str) -> Path:
-    """Return the file found by `find`; if it is missing, raise an error with the expected content of the folder."""
-    path = find(raw, patterns)
-    if path is None:
-        raise UserError(f"no {patterns[0]} in {raw}; --raw must hold {hint}")
-    return path
+    raise UserError(f"no {patterns[0]} in {raw}; --raw must hold {hint}")
 
 
 def open_bytes(path: Path) -> gzip.GzipFile | io.BufferedReader:

@@ -424,15 +424,15 @@ def of_arrays(raw: Path | str, arrays: Arrays, options: ReadOptions) -> OwnData:
 
 def _features(where: str, x: AnyArray, options: ReadOptions) -> AnyArray:
     """Return an array of samples as it is stored; images have the axes (n, C, h, w)."""
-    channels, kind = options.channels, options.task or ("vector" if x.ndim == 2 else "image")
-    if x.ndim not in {"text": (2,), "vector": (2, 3), "image": (3, 4)}[kind] or (channels and x.ndim != 4):
+    kind = options.task or ("vector" if x.ndim == 2 else "image")
+    if x.ndim not in {"text": (2,), "vector": (2, 3), "image": (3, 4)}[kind]:
         raise UserError(
             f"{where} is {x.dtype} {x.shape}. Token ids (--task text) are whole numbers (n, L), vectors (n, d), series "
-            "(--task vector) (n, T, C), images (n, h, w), (n, C, h, w) or (n, h, w, C) with --channels."
+            "(--task vector) (n, T, C), images (n, h, w) or (n, C, h, w)."
         )
     if x.ndim == 3 and kind == "image":
         x = x[:, None]
-    elif channels == "last" or (x.ndim == 4 and not channels and x.shape[3] in CHANNELS and x.shape[1] not in CHANNELS):
+    elif x.ndim == 4 and x.shape[3] in CHANNELS and x.shape[1] not in CHANNELS:
         x = np.moveaxis(x, 3, 1)
     if x.ndim == 2 and x.dtype == np.float64 and np.isfinite(x).all():
         check_precision(where, [f"{number}" for number in range(x.shape[1])], x)

@@ -301,7 +301,7 @@ class Trainer:
             return self._relay(plan, model, rule, total)
         members = self.worker.members(plan)
         if self.worker.uses_all(plan):  # let the system read them ahead
-            self.store.expect(self.store.unannounced(plan.clients[members]))
+            self.store.expect(plan.clients[members])
         tasks = self.worker.tasks(plan, members)
         if self.observer is not None:
             self.observer.begin(tasks, plan.round, model)

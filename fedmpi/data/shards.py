@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import math
 import mmap
-import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -181,7 +180,6 @@ class ShardStore:
         self._shards = shards
         self._test, self._validation = test, validation
         self._sample_starts = self.offsets[self.shard_starts]
-        self._sample_bytes = math.prod(self.description.feature_shape) * np.dtype(self.description.dtype).itemsize
         self._announced = np.zeros(len(self.sizes), bool)
 
     @property
@@ -260,19 +258,10 @@ class ShardStore:
         """Targets of one client, as stored."""
         return self.client(client)[1]
 
-    def unannounced(self, clients: Ints) -> Ints:
-        """Return the clients of (m,) that were not announced lately; they count as announced from now on.
-
-        All are forgotten once the announced samples exceed a quarter of the machine's memory.
-        """
-        fresh = clients[~self._announced[clients]]
-        self._announced[fresh] = True
-        if int(self.sizes[self._announced].sum()) * self._sample_bytes > physical_memory() // 4:
-            self._announced[:] = False
-        return fresh
-
     def expect(self, clients: Ints) -> None:
-        """Let the system begin to read the samples of these clients (m,), sorted, which are needed soon."""
+        """Let the system begin to read the samples of these clients (m,), sorted, which are needed soon; once each."""
+        clients = clients[~self._announced[clients]]
+        self._announced[clients] = True
         cuts = np.searchsorted(clients, self.shard_starts)
         for shard in np.flatnonzero(np.diff(cuts)).tolist():
             self._shards[shard].read_ahead(clients[cuts[shard] : cuts[shard + 1]] - self.shard_starts[shard])
@@ -335,11 +324,6 @@ def open_folder(folder: Path, verify: bool = False) -> ShardStore:
         if verify:
             _check_checksum(folder / file.name, file)
     return ShardStore(manifest, shards, test, validation, folder)
-
-
-def physical_memory() -> int:
-    """Bytes of memory of this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _damaged(path: Path, what: str) -> UserError:
