@@ -14,7 +14,6 @@ from torch import Tensor, nn
 import fedmpi
 from fedmpi import ClientArrays, Run, UserError
 from fedmpi.common.errors import Divergence
-from tests.mpi.launch import run_mpi
 
 FEATURES = 6
 SEQUENTIAL = {"local.engine": "sequential"}
@@ -246,11 +245,11 @@ def test_modules_without_values_are_rejected(make: Callable[[], nn.Module]) -> N
             run(model, arrays())
 
 
-# Several ranks, and the command
+# Several ranks: tests.mpi.test_api_ranks
 
 
 def outcomes() -> list[str]:
-    """What becomes of some runs: the first values of the model, or the error."""
+    """The ends of some runs: the first values of the model, or the error."""
     ragged = arrays(sizes=(31, 7, 20, 1))
     with torch.autocast("cpu", torch.bfloat16), torch.inference_mode():
         found = [outcome(built, arrays())]
@@ -269,19 +268,3 @@ def outcome(model: Any, data: ClientArrays, more: Mapping[str, Any] | None = Non
         return " ".join(f"{one:.4f}" for one in values(run(model, data, more)).double()[:5].tolist())
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-
-
-ON_RANKS = """
-from mpi4py import MPI
-from tests.test_training_own_models import outcomes
-found = outcomes()
-if MPI.COMM_WORLD.rank == 2:
-    print(*found, sep="\\n", flush=True)
-"""
-
-
-def test_three_ranks_say_and_train_the_same_as_one() -> None:
-    alone, together = outcomes(), run_mpi(3, ["-c", ON_RANKS])
-    assert together.returncode == 0, together.stderr
-    assert together.stdout.splitlines() == alone
-    assert [line.partition(":")[0] for line in alone[1:4]] == ["UserError"] * 3 and alone[5].startswith("Divergence")

@@ -32,7 +32,7 @@ HERE = torch.device("cpu")
 SIZES = np.array([5, 9, 3, 7])
 STEPS = LocalRule(lr=0.05, epochs=2, batch_size=4, proximal_mu=0.1)
 RULES = {
-    BatchedEngine: [STEPS, replace(STEPS, optimizer="adam")],
+    BatchedEngine: [replace(STEPS, optimizer="adam")],
     SequentialEngine: [STEPS, replace(STEPS, optimizer="adam")],
     MergedEngine: [LocalRule(lr=0.05, epochs=1, batch_size=None)],
 }

@@ -22,6 +22,7 @@ import fedmpi
 from data_prep.__main__ import run as prepare
 from tests.mpi.launch import run_mpi
 from tests.quick_end import end_quickly
+from tests.test_training_own_models import outcomes
 
 KEYS = {"rounds": 3, "clients.count": 6, "server.exact": True, "cluster.reduction": "window", "model.hidden": [8]}
 RANKS = 3
@@ -85,6 +86,7 @@ def main() -> None:
         "different arrays": refusal("fedavg", KEYS, data=arrays(rank)),
         "different networks": refusal("fedavg", {"rounds": 1}, data=arrays(), model=own),
         "calls": calls,
+        "own models": outcomes(),
         "mapped": mapped_after_runs(),
     }
     (folder / f"{rank}.json").write_text(json.dumps(found))
@@ -129,6 +131,12 @@ def test_records_are_whole_on_rank_0_and_summary_and_model_everywhere(found: Fou
 def test_wrong_input_is_rejected_by_all_ranks_alike(found: Found, name: str, sentence: str):
     words = {ranks[name] for ranks in found}
     assert len(words) == 1 and sentence in words.pop()
+
+
+def test_own_models_are_trained_and_rejected_as_on_one_rank(found: Found):
+    alone = outcomes()
+    assert [ranks["own models"] for ranks in found] == [alone] * 3
+    assert [line.partition(":")[0] for line in alone[1:4]] == ["UserError"] * 3 and alone[5].startswith("Divergence")
 
 
 def test_windows_are_freed_after_every_run(found: Found):
