@@ -331,9 +331,9 @@ def describe(choice: Any) -> Component:
             return resolve(kinds[0], choice)
         if not kinds:
             names = sorted({name for kind in KINDS for name in _built_in(kind)})
-            near = _nearest(choice, names)
-            hint = f"did you mean {near!r}?" if near else "`fedmpi components` lists all"
-            raise UserError(f"there is no component {choice!r}: {hint}")
+            near = _as_own(choice) or _nearest(choice, names)
+            hint = f"did you mean {near!r}?" if near else "`fedmpi components` lists all."
+            raise UserError(f'there is no component {choice!r}: {hint} Your own has a name as "module:object"')
         raise UserError(f'{choice!r} names a {" and a ".join(kinds)}: say which, as with --kind "{kinds[0]}"')
     found = load(choice, "component") if isinstance(choice, str) else choice
     kind = getattr(found, MARKS, {}).get("kind")
@@ -429,11 +429,16 @@ def _nearest(name: str, names: Iterable[str], cutoff: float = 0.4) -> str:
     return next(iter(get_close_matches(name, list(names), n=1, cutoff=cutoff)), "")
 
 
+def _as_own(choice: str) -> str:
+    """Return how to write a file, or an object with a dot, as a component; "" if a choice is neither."""
+    module, _, name = choice.rpartition("/")[2].rpartition(".")
+    if not module.isidentifier() or not name.isidentifier():
+        return ""
+    return f"{module}:NAME" if name == "py" else f"{module}:{name}"
+
+
 def _unknown_name(kind: str, choice: str, names: list[str]) -> str:
-    near = _nearest(choice, names)
-    module, dot, name = choice.rpartition(".")
-    if dot and module.isidentifier() and name.isidentifier():
-        near = f"{module}:{name}"
+    near = _as_own(choice) or _nearest(choice, names)
     hint = f"did you mean {near!r}? " if near else ""
     listed = f"choose one of {', '.join(names)}, or your own" if names else "choose your own"
     return f'{KINDS[kind].key} = {choice!r} is unknown: {hint}{listed} "package.module:object"'

@@ -155,6 +155,16 @@ def test_built_in_components_are_listed_and_known_by_name_when_given_as_objects(
         describe("halfs")
 
 
+@pytest.mark.parametrize(
+    ("choice", "meant"),
+    [("mine.py", "mine:NAME"), ("code/mine.py", "mine:NAME"), ("mine.fair", "mine:fair"), ("median3", "median")],
+)
+def test_the_name_of_a_file_is_rejected_with_the_notation_of_its_objects(choice: str, meant: str) -> None:
+    for rejected in (lambda: describe(choice), lambda: resolve("aggregator", choice)):
+        with pytest.raises(UserError, match=f"did you mean '{meant}'\\? "):
+            rejected()
+
+
 def test_an_unknown_kind_is_rejected_with_the_nearest_one() -> None:
     with pytest.raises(UserError, match="there is no kind of component 'samplers': did you mean 'data sampler'?"):
         components("samplers")
