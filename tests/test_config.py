@@ -138,6 +138,7 @@ def test_a_run_of_a_configuration_made_in_python_is_resumed_from_its_folder(tmp_
         (["preset=fedavgg"], "did you mean fedavg?"),
         (["preset=fedavg", "clients.cuont=3"], "did you mean clients.count?"),
         (["preset=fedavg", "rouns=3"], "did you mean rounds?"),
+        (["preset=fedavg", "lr=0.1"], "did you mean local.lr?"),
         (["preset=fedavg", "local.lr=-1"], "greater than 0"),
         (["preset=fedavg", "local.lr=fast"], "valid number"),
         (["preset=fedavg", "local.lr=-1", "rounds=0"], "rounds = 0 (from --set"),

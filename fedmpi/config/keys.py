@@ -109,7 +109,7 @@ def unknown_key(key: str, origin: str, known: Iterable[str]) -> str:
     near = get_close_matches(key, candidates, n=1, cutoff=0.5)
     if not near:
         last = key.rsplit(".", 1)[-1]
-        by_name = {k.rsplit(".", 1)[-1]: k for k in candidates}
+        by_name = {k.rsplit(".", 1)[-1]: k for k in reversed(candidates)}  # the first of several: local.lr
         near = [by_name[m] for m in get_close_matches(last, by_name, n=1, cutoff=0.5)]
     hint = f"; did you mean {near[0]}?" if near else "; `fedmpi config --help-keys` lists all keys"
     return f"unknown key {shown(key)} in {shown(origin)}{hint}"
