@@ -72,6 +72,6 @@ def choose_device(request: str, node_rank: int) -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).strip().split("\n")[0]
         raise UserError(
-            f"the device '{request}' cannot be used ({reason}). Set the device to 'auto', 'cpu' or 'cuda'"
+            f"the device '{request}' cannot be used ({reason}). Set the device to 'auto', or to 'cpu'"
         ) from None
     return device
