@@ -252,6 +252,9 @@ def test_images_of_femnist_that_are_none_are_named_by_their_writer(tmp_path: Pat
     leaf(tmp_path, "train", {"w1": writer(6), "w2": odd})
     with pytest.raises(UserError, match="writer w2: not images of 784 numbers"):
         read("femnist", tmp_path)
+    leaf(tmp_path, "train", {"w1": ([], [])})
+    with pytest.raises(UserError, match="no image of training writers"):
+        read("femnist", tmp_path)
 
 
 def tff(path: Path, writers: dict[str, tuple[Any, Any]]) -> None:

@@ -548,7 +548,9 @@ def test_users_and_groups_are_held_out_whole(prepared: Prepared, tmp_path: Path,
     assert not any("drawn by rows" in note for note in manifest["notes"])
     if split == "users":
         assert store.clients == len(trained)
-        assert any("--split users keeps" in note for note in prepared(raw)[1]["notes"])
+        store, manifest = prepared(raw)
+        tested, trained = (set(x[:, 0].tolist()) for x in (store.test()[0], training(store)[0]))
+        assert any(f"{len(tested & trained)} of its {len(tested)} users" in note for note in manifest["notes"])
 
 
 def test_groups_are_held_out_with_their_share_of_each_class(prepared: Prepared, tmp_path: Path) -> None:
