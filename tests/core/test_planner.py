@@ -55,3 +55,15 @@ def test_plans_travel_short_and_arrive_whole(settings: list[str], values: int | 
     assert np.array_equal(received.coefficients, plan.coefficients)
     if values is not None:
         assert arrays[2].size + arrays[3].size == values
+
+
+@pytest.mark.parametrize(
+    ("weights", "coefficients"),
+    [("stratified", np.full(8, 1 / 8)), ("literal", SIZES / 100), ("gradient-sum", np.full(8, 2.0**-7))],
+)
+def test_an_opening_round_weighs_all_clients_by_what_the_weights_represent(weights: str, coefficients: np.ndarray):
+    """The weights of a cohort do not fit a round of all: one vote each, or ρ_k, or their samples (in steps of 2⁻⁷)."""
+    opening = ["clients.sampler=stratified", "clients.sampler.initial_step=true", "clients.count=4"]
+    plan = planner(*opening, f"server.weights={weights}").plan(0)
+    assert plan.coefficients == pytest.approx(coefficients) and plan.normalize
+    assert plan.per_sample == (weights == "gradient-sum")
