@@ -10,10 +10,9 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -26,13 +25,14 @@ from fedmpi.mpi.sums import cuda_aware
 
 Findings = dict[str, Any]
 """Facts of a rank by name."""
+PROBLEM = "problem"
 LITTLE_SHARED_MEMORY = 1 << 30
 LITTLE_SPACE = 2 << 30
 BUSY = 0.5
 """Load of a node besides its ranks, as a share of its cores, that slows a run down."""
 IDENTICAL = ("fedmpi", "python", "torch", "numpy")
 """Versions that must be identical on all ranks."""
-SIMILAR = ("h5py", "hdf5", "mpi4py", "mpi", "system", "torch_cuda", "cores_of_node", "threads")
+SIMILAR = ("h5py", "hdf5", "mpi4py", "mpi", "torch_cuda", "cores_of_node", "threads")
 SCHEDULER = ("SLURM_JOB_ID", "SLURM_NNODES", "SLURM_NTASKS", "SLURM_CPUS_PER_TASK", "SLURM_GPUS_ON_NODE")
 
 
@@ -42,18 +42,13 @@ def find(cluster: Cluster | None, trouble: str = "", environ: Mapping[str, str] 
     disk = os.statvfs(folder)
     memory = os.statvfs(shared) if shared.is_dir() else None
     return {
-        "rank": cluster.rank if cluster else launch.rank if launch else 0,
         "host": platform.node(),
-        "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
         **_versions(),
         "mpi": cluster.mpi if cluster else "none",
         "mpi_trouble": trouble,
         "launched_by": launch.variable if launch else "nothing",
         "launched": launch.size if launch else 1,
-        "ranks": cluster.size if cluster else 1,
         "nodes": cluster.nodes if cluster else 1,
-        "node_rank": cluster.node_rank if cluster else 0,
-        "node_ranks": cluster.node_size if cluster else 1,
         "cuda_aware": cluster is not None and cluster.mpi != "none" and cuda_aware(),
         "cores": sorted(os.sched_getaffinity(0)),
         "cores_at_once": cores_allowed(),
@@ -67,7 +62,7 @@ def find(cluster: Cluster | None, trouble: str = "", environ: Mapping[str, str] 
         "folder": str(folder),
         "folder_free": disk.f_bavail * disk.f_frsize,
         "folder_writable": os.access(folder, os.W_OK),
-        "variables": {name: environ[name] for name in (*SCHEDULER, "OMP_NUM_THREADS") if environ.get(name)},
+        "variables": {name: environ[name] for name in SCHEDULER if environ.get(name)},
         "sbatch": shutil.which("sbatch"),
     }
 
@@ -110,24 +105,13 @@ def free_memory() -> int | None:
         return None
 
 
-@dataclass(frozen=True)
-class Advice:
-    """One problem or warning."""
-
-    level: Literal["problem", "warning"]  # a run is impossible, or only slower or less than it could be
-    text: str  # what is wrong, where, and what to do
-
-    def __str__(self) -> str:
-        return f"{self.level}: {self.text}"
-
-
-def advise(ranks: Sequence[Findings]) -> list[Advice]:
-    """Return all advice on a job, problems first."""
+def advise(ranks: Sequence[Findings]) -> list[str]:
+    """Return all advice on a job: first problems, with which no run can start, then warnings."""
     warnings = [*_slow_job(ranks), *_differing(ranks, SIMILAR, "A run is as slow as its slowest rank")]
     for host in dict.fromkeys(found["host"] for found in ranks):
         warnings += _slow_node(host, [found for found in ranks if found["host"] == host], len(ranks))
     problems = [*_impossible(ranks), *_differing(ranks, IDENTICAL, "Use the same environment on all nodes")]
-    return [Advice("problem", text) for text in problems] + [Advice("warning", text) for text in warnings]
+    return [f"{PROBLEM}: {text}" for text in problems] + [f"warning: {text}" for text in warnings]
 
 
 def _impossible(ranks: Sequence[Findings]) -> Iterator[str]:
@@ -231,7 +215,7 @@ def examine() -> bool:
         if gathered is not None:
             found = [json.loads(part.tobytes()) for part in gathered]
             advice = advise(found)
-            problems = sum(one.level == "problem" for one in advice)
+            problems = sum(one.startswith(PROBLEM) for one in advice)
             print(examination_text(found, advice, site_file()), flush=True)
         return cluster.maximum(problems) == 0
     finally:
@@ -252,12 +236,12 @@ def _sees_folder(cluster: Cluster) -> bool:
     return seen
 
 
-def examination_text(ranks: Sequence[Findings], advice: Sequence[Advice], site: Path) -> str:
+def examination_text(ranks: Sequence[Findings], advice: Sequence[str], site: Path) -> str:
     """Return facts and advice as text."""
     first = ranks[0]
     launched = "standalone" if first["launched_by"] == "nothing" else f"{first['launched']} by {first['launched_by']}"
     cuda = f"torch for CUDA {first['torch_cuda']}" if first["torch_cuda"] else "torch without CUDA"
-    inside = ", ".join(f"{name}={value}" for name, value in first["variables"].items() if name.startswith("SLURM"))
+    inside = ", ".join(f"{name}={value}" for name, value in first["variables"].items())
     rows = {
         "fedmpi": f"{first['fedmpi']}, Python {first['python']} ({first['executable']})",
         "torch": f"{first['torch']}, NumPy {first['numpy']}",
@@ -281,7 +265,7 @@ def examination_text(ranks: Sequence[Findings], advice: Sequence[Advice], site: 
         )
     width = max(map(len, rows))
     lines = [f"{name:<{width}}  {text}" for name, text in rows.items()]
-    return "\n".join([*lines, "", *(map(str, advice) if advice else ["no problems found"])])
+    return "\n".join([*lines, "", *(advice or ["no problems found"])])
 
 
 def _size(count: int | None) -> str:

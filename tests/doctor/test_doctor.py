@@ -71,15 +71,14 @@ def alone() -> Findings:
 def test_each_finding_gives_one_piece_of_advice(
     ranks: int, changes: dict[str, Any], last: dict[str, Any], advice: str, alone: Findings
 ) -> None:
-    job = [alone | {"rank": rank, "ranks": ranks} | changes for rank in range(ranks)]
+    job = [alone | changes for _ in range(ranks)]
     given = advise([*job[:-1], job[-1] | last])
     assert len(given) == bool(advice), given
-    for one in given:
-        assert re.search(advice, str(one))
+    assert all(re.search(advice, one) for one in given)
 
 
 def test_the_report_names_nodes_and_advice(alone: Findings) -> None:
-    ranks = [alone, alone | {"rank": 1}, alone | {"host": "n2", "rank": 2}]
+    ranks = [alone, alone, alone | {"host": "n2"}]
     text = examination_text(ranks, advise(ranks), Path("/nowhere/site.toml"))
     assert "2 rank(s), 4 of 4 cores" in text and "node n2" in text and "no problems found" in text
     bad = [alone | {"mpi": "none"}]
