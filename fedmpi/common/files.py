@@ -36,14 +36,9 @@ def read_plain(path: Path, most: int | None = None) -> bytes:
     return content
 
 
-def plain_or_absent(path: Path) -> bool:
-    """Check whether a file may be created or extended at a path: it is a plain file, or does not exist."""
-    return os.path.isfile(path) or not os.path.lexists(path)
-
-
 def names_a_file(path: Path) -> bool:
     """Check whether a file can have this path: a plain file or nothing is there, in an existing folder."""
-    return plain_or_absent(path) and path.parent.is_dir()
+    return (os.path.isfile(path) or not os.path.lexists(path)) and path.parent.is_dir()
 
 
 def named_folder(text: str) -> Path:

@@ -18,7 +18,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from fedmpi.common.errors import RunFailure, UserError
-from fedmpi.common.files import make_folder, plain_or_absent, remedy, sync_folder, write_whole, writing
+from fedmpi.common.files import make_folder, remedy, sync_folder, write_whole, writing
 from fedmpi.config import Config, config_toml
 from fedmpi.config.writing import not_repeatable
 from fedmpi.mpi import Cluster
@@ -39,20 +39,10 @@ from fedmpi.records.provenance import (
 from fedmpi.records.tables import CLASSES, CLIENTS, CONFUSION, ClientTable, Confusion
 
 log = logging.getLogger("fedmpi")
-WRITTEN = (
-    "config.toml",
-    "metrics.jsonl",
-    "run.log",
-    "summary.json",
-    "model.safetensors",
-    CONFUSION,
-    CLASSES,
-)
-"""Files that are written or replaced during a run."""
-OF_A_RUN = (*WRITTEN, CLIENTS, "checkpoints", FOLDER)
-"""All files and folders of a run except TensorBoard's events."""
 FINAL = ("summary.json", "model.safetensors", CONFUSION, CLASSES)
 """Files about the final model."""
+OF_A_RUN = ("config.toml", "metrics.jsonl", "run.log", *FINAL, CLIENTS, "checkpoints", FOLDER)
+"""All files and folders of a run except TensorBoard's events."""
 
 
 class Recorder:
@@ -97,9 +87,6 @@ class Recorder:
     def _compare(self, resume: bool) -> bool:
         """Return whether the folder has a run; reject it unless that is this run and is to be continued."""
         path = self.folder / "config.toml"
-        for name in WRITTEN:
-            if not plain_or_absent(self.folder / name):
-                raise UserError(f"{self.folder / name} is no plain file. Remove it, or choose another --out")
         found = [name for name in OF_A_RUN if (self.folder / name).exists()]
         found += [path.name for path in sorted(self.folder.glob("events.out.tfevents.*"))]
         if found and not path.exists():

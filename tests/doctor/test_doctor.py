@@ -102,3 +102,11 @@ def test_a_job_that_mpi_cannot_join_is_a_problem(
     monkeypatch.setattr(Cluster, "connect", fails)
     assert not doctor.examine()
     assert "problem: 2 processes were launched" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("level", "starts"), [("problem", False), ("warning", True)])
+def test_only_a_problem_keeps_a_run_from_starting(
+    level: str, starts: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "advise", lambda ranks: [f"{level}: made up"])
+    assert doctor.examine() is starts and f"{level}: made up" in capsys.readouterr().out

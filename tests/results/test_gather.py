@@ -8,7 +8,7 @@ import pytest
 
 from fedmpi import UserError
 from fedmpi.results.comparison import Spread, judged, spent
-from fedmpi.results.loading import find_runs
+from fedmpi.results.loading import differing, find_runs
 
 
 def test_runs_are_found_by_name_and_below_folders_once_each(tmp_path: Path) -> None:
@@ -55,3 +55,8 @@ def test_values_that_are_equal_but_for_rounding_have_no_spread() -> None:
     assert Spread.of([971.7, 971.7 * (1 + 2e-16), 971.7]) == Spread(3, pytest.approx(971.7), 0.0)
     assert Spread.of([1.0]) == Spread(1, 1.0, None) and Spread.of([]) is None
     assert Spread.of([1.0, 2.0]) == Spread(2, 1.5, 0.5**0.5)
+
+
+def test_keys_that_differ_are_listed_before_the_sources_of_components() -> None:
+    tables = [{"plugins": "a", "rounds": 1, "seed": 0}, {"plugins": "b", "rounds": 2, "seed": 0, "preset": "fedavg"}]
+    assert differing(tables) == ["rounds", "preset", "plugins"]

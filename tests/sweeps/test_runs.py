@@ -283,7 +283,7 @@ def test_a_failed_run_stops_no_other_and_is_tried_again(tmp_path: Path) -> None:
     words = ["-m", "fedmpi", "sweep", tmp_path / "mine.toml", "--out", tmp_path / "out", "--jobs", "2"]
     done = run_alone(words, timeout=300)
     assert done.returncode == 1, done.stderr
-    assert "2 finished, 1 failed" in done.stdout and "a: finished in" in done.stdout
+    assert "2 finished, 1 failed" in done.stdout and "a: finished in" in done.stdout and "compare" in done.stdout
     assert f"b: failed: the shard folder {tmp_path}/no does not exist" in done.stdout
     written = {name: (tmp_path / "out" / name / "summary.json").stat().st_mtime_ns for name in "ac"}
     assert Preparation("no", tmp_path / "no", DIGITS).ensure(print, lambda: False)
