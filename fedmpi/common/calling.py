@@ -97,14 +97,8 @@ def takes(part: Component, called: Any, *parameters: str, method: str = "") -> N
     except ValueError:  # functions written in C may have no signature
         return
     except TypeError as error:
-        form = f"def {method or '__call__'}({', '.join(('self', *parameters))})"
-        if not method and not inspect.isclass(part.object):
-            name = getattr(part.object, "__name__", part.name)
-            form = f"def {name}({', '.join((*parameters, '*, options'))})"
-        raise UserError(
-            f"{about} is called with {wanted or 'its options alone'}, which {method or 'it'} does not take ({error}). "
-            f"Write {form}"
-        ) from None
+        given = wanted or "its options alone"
+        raise UserError(f"{about} is called with {given}, which {method or 'it'} does not take ({error})") from None
 
 
 def refuse_result(

@@ -1,9 +1,8 @@
-"""Imports of modules at their first use and of custom components by name; names, source and lines of their code."""
+"""Imports of modules at their first use and of custom components by name; names and lines of their code."""
 
 from __future__ import annotations
 
 import importlib
-import inspect
 import os
 import re
 import sys
@@ -12,13 +11,12 @@ import traceback
 from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
-from types import MethodType
 from typing import Any
 
 from fedmpi.common.errors import UserError, raised
 
 OBJECT = "(...)"
-"""End of the name of an object with values that no file holds."""
+"""End of the name of an object that the name does not restore."""
 
 INSTALLED = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib"))
 """Folders of Python and of installed packages."""
@@ -91,17 +89,6 @@ def object_name(chosen: Any) -> str:
     return f"{named.__module__}:{named.__qualname__}"
 
 
-def own_text(chosen: Any) -> str:
-    """Return the source text of a function, a class or an object's class; "" if it is not available."""
-    named = chosen if hasattr(chosen, "__qualname__") else type(chosen)
-    try:
-        return inspect.getsource(named)
-    except (OSError, TypeError, SyntaxError):
-        # Before Python 3.13, a class that was typed in, e.g. in a notebook, is found through its functions alone
-        values = [getattr(value, "__func__", value) for value in vars(named).values()] if inspect.isclass(named) else []
-        return "\n".join(filter(None, map(own_text, filter(inspect.isfunction, values))))
-
-
 def innermost(frames: Iterable[traceback.FrameSummary], source: Path | None = None, typed_in: bool = False) -> str:
     """ "file:line" of the last of the lines that are not in fedmpi, Python or installed packages."""
     found = ""
@@ -117,15 +104,15 @@ def innermost(frames: Iterable[traceback.FrameSummary], source: Path | None = No
 
 
 def holds_values(chosen: Any) -> bool:
-    """Check whether a choice has values that its name does not restore: an object, a method, a function in one."""
-    if isinstance(chosen, MethodType) or not hasattr(chosen, "__qualname__") or not hasattr(chosen, "__module__"):
-        return True
-    return bool(getattr(chosen, "__closure__", None)) and not found_by_name(chosen)
+    """Check whether a name does not restore a choice: an object, a lambda, a method, a function within another."""
+    name: str | None = getattr(chosen, "__qualname__", None)
+    return name is None or _within(sys.modules.get(chosen.__module__), name) is not chosen
 
 
-def found_by_name(chosen: Any) -> bool:
-    """Check whether the name of a function leads to it (that of a lambda does not); for objects, their class counts."""
-    return not hasattr(chosen, "__code__") or _within(sys.modules.get(chosen.__module__), chosen.__qualname__) is chosen
+def written_name(chosen: Any) -> str:
+    """Return the name of an object as a file can hold it; it ends with (...) if that does not restore the object."""
+    name: str | None = getattr(chosen, "config_name", None)
+    return name or object_name(chosen) + (OBJECT if holds_values(chosen) else "")
 
 
 def _within(module: Any, name: str) -> Any:

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from fedmpi.common.errors import UserError, shown
-from fedmpi.common.imports import OBJECT, holds_values, load, object_name
+from fedmpi.common.imports import load, object_name, written_name
 from fedmpi.common.options import (
     OpenTable,
     Options,
@@ -245,10 +245,7 @@ class Chosen:
     @property
     def name(self) -> str:
         """Return the built-in name, "module:object", or a folder of data."""
-        if isinstance(self.choice, str):
-            return self.choice
-        name: str | None = getattr(self.choice, "config_name", None)
-        return name or object_name(self.choice) + (OBJECT if holds_values(self.choice) else "")
+        return self.choice if isinstance(self.choice, str) else written_name(self.choice)
 
     @property
     def late(self) -> bool:

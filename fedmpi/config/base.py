@@ -16,7 +16,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 
-from fedmpi.common.imports import OBJECT, holds_values, object_name
+from fedmpi.common.imports import written_name
 from fedmpi.common.options import Table as Table
 from fedmpi.common.options import names_of, tables_in
 from fedmpi.common.registry import Chosen
@@ -100,10 +100,7 @@ def switch(table: Callable[..., Any]) -> BeforeValidator:
 
 
 def written(value: Any) -> Any:
-    """Return a value of the configuration as a file can hold it: an object is written as its name.
-
-    The name of an object with values that no file holds ends with (...).
-    """
+    """Return a value of the configuration as a file can hold it: an object is written as its name."""
     if value is None or isinstance(value, str | bool | int | float | date):
         return value
     if isinstance(value, Chosen):
@@ -116,8 +113,7 @@ def written(value: Any) -> Any:
         return {str(key): written(inner) for key, inner in value.items() if inner is not None}
     if isinstance(value, np.generic):
         return written(value.item())
-    name: str | None = getattr(value, "config_name", None)
-    return name or object_name(value) + (OBJECT if holds_values(value) else "")
+    return written_name(value)
 
 
 def storable(value: Any) -> bool:

@@ -80,9 +80,9 @@ def not_repeatable(config: ConfigTables) -> list[str]:
     for key, chosen in components_of(config):
         if holds_values(chosen.choice) and not isinstance(chosen.choice, str) and chosen.is_component:
             sentences.append(
-                f"{key} was given as an object with values of its own, which config.toml names as {chosen.name!r} and "
-                "cannot hold: only Python code that gives it again can repeat this run; give a function or class "
-                "instead, and its options in a table"
+                f"{key} was given as an object that config.toml names as {chosen.name!r} and cannot hold: only Python "
+                "code that gives it again can repeat this run; give a function or class of a file, and its options in "
+                "a table"
             )
         for name, value in chosen.given.items():
             if value is None or (OBJECT in str(written(value)) and not isinstance(value, str)):

@@ -13,12 +13,10 @@ import importlib
 import logging
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
 import tomllib
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -31,8 +29,8 @@ import numpy as np
 import fedmpi
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import make_folder, read_plain, write_whole
-from fedmpi.common.imports import INSTALLED, found_by_name, own_text
-from fedmpi.common.registry import KINDS, SOURCE, Component, in_memory, is_digits, resolve
+from fedmpi.common.imports import INSTALLED
+from fedmpi.common.registry import SOURCE, Component, in_memory, is_digits, resolve
 from fedmpi.config import Config
 from fedmpi.config.keys import components_of
 from fedmpi.config.loading import dotted, read_toml
@@ -101,27 +99,16 @@ def is_foreign(kind: str, choice: str) -> bool:
 
 
 def part_sources(config: Config, warns: bool = False) -> dict[str, bytes]:
-    """Return the sources of custom components by file name: their modules, and the user's modules that these import.
-
-    A component without a module, such as a lambda or one that was typed in, is stored as its own text. The
-    key of the configuration is in the name of that file, since several keys may be given a lambda of one module.
-    """
+    """Return the sources of custom components by file name: their modules, and the user's modules that these import."""
     sources: dict[str, bytes] = {}
-    counts: Counter[str] = Counter()
     for kind, choice in foreign_choices(config):
         part = resolve(kind, choice)
-        counts[kind] += 1
         if part.source is not None:
             for name, path in _reached(part).items():
                 depth = name.count(".") + 1 + (path.name == "__init__.py")
                 sources["/".join(path.parts[-depth:])] = path.read_bytes()
-            if found_by_name(part.object):
-                continue
-        if text := own_text(part.object):
-            key = f"{part.key}.{counts[kind]}" if KINDS[part.kind].several else part.key
-            sources[f"{key}.{re.sub('[<>]', '', part.name.replace(':', '.'))}.py"] = text.encode()
         elif warns:
-            log.warning("%s = %s has no source that could be stored with the run", part.key, part.name)
+            log.warning("%s = %s is in no file that could be stored with the run", part.key, part.name)
     return sources
 
 

@@ -22,7 +22,6 @@ from fedmpi.common.registry import Component
 from fedmpi.common.task_kinds import CLASSIFICATION, kinds_of
 from fedmpi.common.types import Floats
 from fedmpi.process.children import mpiexec
-from fedmpi.process.exit_codes import run_guarded as run_guarded
 from fedmpi.testing.check import Check, CheckSkipped, Subject, demand
 
 SMALL = {
@@ -52,7 +51,6 @@ MODEL, NUMBERS = 1e-5, 1e-3
 COMPARED = ("participants", "samples", "steps", "train_loss")
 """Compared keys of a round's record; for a metric also the evaluated numbers."""
 LAST_LINES = 6
-JOB = "from fedmpi.testing import started; started.run_guarded(started.continue_run)"
 
 
 def started_check(subject: Subject) -> Check:
@@ -74,7 +72,8 @@ def _same_if_continued(subject: Subject) -> str:
         newest = sorted((out / "checkpoints").glob("round-*.safetensors"))[-1]
         for path in (newest, out / "summary.json", out / "model.safetensors"):  # as if it had been killed before
             path.unlink()
-        failure = _start([launcher, "-n", "2", sys.executable, "-c", JOB, str(out), json.dumps(settings)])
+        job = [sys.executable, "-m", "fedmpi", "train", str(out / "config.toml"), "--resume", "--out", str(out)]
+        failure = _start([launcher, "-n", "2", *job])
         demand(failure is None, f"the run that continues on 2 ranks failed: {failure}")
         continued, others = _outcome(subject, out)
     cause = "Its results depend on the number of ranks, or on state that no checkpoint contains"
@@ -140,10 +139,3 @@ def _start(command: list[str]) -> str | None:
         return f"it did not end within {SECONDS} s"
     lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
     return None if done.returncode == 0 else " / ".join(lines[-LAST_LINES:]) or f"exit code {done.returncode}"
-
-
-def continue_run() -> int:
-    """Continue the run in the folder that the command line names, with the configuration after it, on every rank."""
-    out, settings = sys.argv[1:]
-    run(json.loads(settings), out=out, resume=True)
-    return 0

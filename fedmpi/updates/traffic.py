@@ -15,8 +15,8 @@ import numpy as np
 
 from fedmpi.common.plan import Plan
 from fedmpi.config import Config
+from fedmpi.config.client_tables import CompressedGradient, LabelHistogram, stratification
 from fedmpi.config.server_tables import Mediators
-from fedmpi.config.stratification import CompressedGradient, LabelHistogram, stratification
 from fedmpi.config.tables import further_vectors
 from fedmpi.updates.compression import upload_bits
 
