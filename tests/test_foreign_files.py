@@ -117,12 +117,12 @@ def later(view, k=3):
 
 
 MISFITS: list[tuple[str, Any, dict[str, Any], str]] = [
-    ("clients.sampler", client_sampler(no_view), {}, r"Write def no_view\(view, "),
+    ("clients.sampler", client_sampler(no_view), {}, "is called with view, which"),
     ("clients.sampler", client_sampler(TakesAPlace), {}, r"def __init__\(self, \*, k\)"),
     ("clients.sampler", client_sampler(later), {"clients.sampler.k": 4}, "put a star before"),
-    ("server.aggregator", aggregator(one_argument), {}, r"Write def one_argument\(updates, coefficients, "),
+    ("server.aggregator", aggregator(one_argument), {}, "is called with updates, coefficients, which"),
     ("server.optimizer", server_optimizer(NoMethod), {}, r"has no method step\(w, update\)"),
-    ("local.algorithm", WrongHook, {}, r"Write def correction\(self, client, server, generator\)"),
+    ("local.algorithm", WrongHook, {}, "is called with client, server, generator, which"),
 ]
 """Key, chosen value, other settings, words of the error."""
 

@@ -12,15 +12,13 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from fedmpi.common.errors import ClientFailure, ComponentFailure, UserError, raised
-from fedmpi.common.imports import innermost
+from fedmpi.common.imports import user_frames
 from fedmpi.common.registry import Component
 from fedmpi.common.types import AnyArray
 
@@ -182,22 +180,11 @@ def failure_of(
     part: Component, cause: BaseException, problem: str, round: int | None = None, client: int | None = None
 ) -> ComponentFailure:
     """Build the failure of a component in which an exception was raised, with its line."""
-    lines = _own_lines(part, cause.__traceback__)
-    last = f"{lines[-1].filename}:{lines[-1].lineno}" if lines else ""
-    where = innermost(lines, part.source, part.source is None) or _definition(part) if part.foreign else last
-    listing = "".join(traceback.format_list(lines)) if lines else ""
+    frames = traceback.extract_tb(cause.__traceback__)
+    own = user_frames(frames) if part.foreign else [frame for frame in frames if frame.filename != __file__]
+    where = f"{own[-1].filename}:{own[-1].lineno}" if own else _definition(part)
+    listing = "".join(traceback.format_list(frames[frames.index(own[0]) :])) if own else ""
     return ComponentFailure(part.kind, part.name, problem, where, listing.rstrip(), round, client)
-
-
-def _own_lines(part: Component, trace: TracebackType | None) -> list[traceback.FrameSummary]:
-    """Return the traceback from the component's own first line on, without the caller's lines."""
-    frames = [frame for frame in traceback.extract_tb(trace) if frame.filename != __file__]
-    if part.source is None:
-        return frames[1:]
-    for place, frame in enumerate(frames):
-        if Path(frame.filename).resolve() == part.source:
-            return frames[place:]
-    return frames[1:]
 
 
 def _definition(part: Component) -> str:

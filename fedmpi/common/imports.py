@@ -68,7 +68,7 @@ def load(path: str, key: str) -> Any:
     except BaseException as error:  # a module that calls sys.exit() must not end the run as if it were done
         reason = str(error) if isinstance(error, UserError) else raised(error)
         missing = isinstance(error, ModuleNotFoundError) and error.name in (module_name, module_name.partition(".")[0])
-        line = innermost(traceback.extract_tb(error.__traceback__))
+        line = innermost(error)
         hint = f" ({line})" if line else ""
         if missing:
             hint = f": searched are PYTHONPATH and the working directory, {os.getcwd()}; a run keeps copies in plugins"
@@ -89,18 +89,16 @@ def object_name(chosen: Any) -> str:
     return f"{named.__module__}:{named.__qualname__}"
 
 
-def innermost(frames: Iterable[traceback.FrameSummary], source: Path | None = None, typed_in: bool = False) -> str:
-    """ "file:line" of the last of the lines that are not in fedmpi, Python or installed packages."""
-    found = ""
-    for frame in frames:
-        path = Path(frame.filename).resolve()
-        if frame.filename.startswith("<"):
-            theirs = typed_in
-        else:
-            there = path.is_file() or (typed_in and bool(frame.line))
-            theirs = path == source or (there and not any(path.is_relative_to(home) for home in NOT_THEIRS))
-        found = f"{frame.filename}:{frame.lineno}" if theirs else found
-    return found
+def user_frames(frames: Iterable[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+    """Return the lines of a traceback that are not in fedmpi, Python or installed packages."""
+    places = [(frame, Path(frame.filename).resolve()) for frame in frames if frame.line]
+    return [frame for frame, path in places if not any(path.is_relative_to(home) for home in NOT_THEIRS)]
+
+
+def innermost(error: BaseException) -> str:
+    """ "file:line" of the user's last line in the traceback of an exception; "" if there is none."""
+    found = user_frames(traceback.extract_tb(error.__traceback__))
+    return f"{found[-1].filename}:{found[-1].lineno}" if found else ""
 
 
 def holds_values(chosen: Any) -> bool:

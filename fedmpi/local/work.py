@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import math
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -236,8 +235,7 @@ def named_client(client: int, rank: int) -> Iterator[None]:
         raise failure.during(client=client) from failure.__cause__
     except BaseException as cause:  # a sys.exit() in a model must not end the run as if it were done
         round = None if isinstance(cause, Divergence) else _round
-        where = innermost(traceback.extract_tb(cause.__traceback__))
-        raise ClientFailure(client, rank, cause, where, round) from cause
+        raise ClientFailure(client, rank, cause, innermost(cause), round) from cause
 
 
 class OnDivergence:
