@@ -6,7 +6,6 @@ Under mpiexec or srun the first process does all the work. Exit codes: 0 done, 1
 
 from __future__ import annotations
 
-import difflib
 import os
 import shlex
 import shutil
@@ -32,7 +31,7 @@ from data_prep.partitions import partition as partition_by
 from data_prep.raw import READING, DataSet, RawDataset, ReadOptions, Source, Tally
 from data_prep.shifts import LABEL_NOISE, SHIFT, shifted, with_label_noise
 from data_prep.writer import check_numbers, write_shards
-from fedmpi.common.errors import UserError
+from fedmpi.common.errors import UserError, suggestion
 from fedmpi.common.files import named_folder
 from fedmpi.common.options import type_text
 from fedmpi.common.registry import Component, components, resolve
@@ -247,9 +246,10 @@ def parse_options(
         name = written[2:].replace("-", "_")
         if name not in taken:
             used = " and ".join(dict.fromkeys(part.name for part in takers))
-            close = difflib.get_close_matches(name, [*taken, *reserved], n=1)
-            hint = f"did you mean {flag(close[0])}?" if close else "`python -m data_prep list` shows all options"
-            raise UserError(f"{written} is no option of {used}; {hint}")
+            advice = suggestion(
+                flag(name), map(flag, [*taken, *reserved]), "`python -m data_prep list` shows all options"
+            )
+            raise UserError(f"{written} is no option of {used}; {advice}")
         if not equals and left and not left[0].startswith("--"):
             equals, value = "=", left.pop(0)
         for part, field in taken[name].items():

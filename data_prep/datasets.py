@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,7 +20,7 @@ from data_prep.formats.texts import read_amazon, read_mind, read_sentiment140
 from data_prep.holdout import hold_out_test
 from data_prep.raw import TEXT_OPTIONS, UNKNOWN, DataSet, RawDataset, ReadOptions, Source, Tally, measure, rows_of
 from fedmpi.common.calling import calling, refuse_result
-from fedmpi.common.errors import UserError
+from fedmpi.common.errors import UserError, suggestion
 from fedmpi.common.options import type_text
 from fedmpi.common.registry import Component, register, resolve
 from fedmpi.data.opening import load_digits_split
@@ -243,9 +242,8 @@ def data_set(name: str, given: Mapping[str, Any] | None = None) -> DataSet:
             own=part,
         )
     if name not in DATASETS:
-        close = difflib.get_close_matches(name, DATASETS, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(DATASETS)} (`list` explains them)"
-        raise UserError(f"there is no data set {name!r}; {hint}")
+        listed = f"there are {', '.join(DATASETS)} (`list` explains them)"
+        raise UserError(f"there is no data set {name!r}; {suggestion(name, DATASETS, listed, 0.6)}")
     return DATASETS[name]
 
 

@@ -132,7 +132,7 @@ def test_keys_over_a_complete_configuration_replace_its_own():
             "clients.count (from Config) has no effect",
         ),
         (("fedavg", {"data.source": "nowhere"}), "the shard folder nowhere does not exist"),
-        (("fedavg", {"model.name": "mlpp"}), "did you mean 'mlp'"),
+        (("fedavg", {"model.name": "mlpp"}), "did you mean mlp"),
         ({"model": 7}, "model = 7"),
         ({"data": (1, 2)}, "fedmpi.ClientArrays(x, y, owner"),
         ({"resume": True}, "resume needs out"),

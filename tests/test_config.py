@@ -1,7 +1,6 @@
 """The configuration rejects what it cannot do, in one clear sentence, and survives a round trip through TOML."""
 
 import json
-import shutil
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -15,19 +14,6 @@ from fedmpi import UserError, presets
 from fedmpi.config import build_config, config_toml, key_descriptions, load_config
 from fedmpi.config.loading import given_config, remarks
 from fedmpi.config.writing import differences, flat_table
-from tests.mpi.launch import run_alone
-
-ROOT = Path(__file__).parents[1]
-PRESET = """
-rounds = 2
-clients = {sampler = "uniform", fraction = 0.4}
-local = {lr = 0.1, epochs = 2}
-
-[about]
-title = "A custom method"
-paper = "Example 2026, Algorithm 1"
-example = "fedmpi train --set preset=own"
-"""
 
 
 def from_settings(*settings: str):
@@ -213,20 +199,3 @@ def test_a_word_that_a_number_may_be_replaced_by_is_named(key: str, word: str) -
     with pytest.raises(UserError, match=f"{key} = 'some' .*integer.*, or give '{word}'"):
         load_config(None, ["preset=fedavg", f"{key}=some"])
     assert load_config(None, ["preset=fedavg", f"{key}={word}"])
-
-
-def test_a_file_beside_the_presets_is_a_published_method(tmp_path: Path) -> None:
-    package = tmp_path / "fedmpi"  # one of whose folders is a copy
-    package.mkdir()
-    for entry in (ROOT / "fedmpi").iterdir():
-        if entry.name != "presets":
-            (package / entry.name).symlink_to(entry)
-    shutil.copytree(ROOT / "fedmpi" / "presets", package / "presets")
-    (package / "presets" / "own.toml").write_text(PRESET)
-    program = (
-        "import fedmpi; print({p.name: p.title for p in fedmpi.presets()}['own'])\n"
-        "run = fedmpi.run('own', {'samples.sampler': 'all'}, data='digits:clients=9')\n"
-        "print([r['participants'] for r in run.records])"
-    )
-    done = run_alone(["-c", program], cwd=tmp_path)
-    assert done.stdout.splitlines() == ["A custom method", "[4, 4]"], done.stderr[-2000:]

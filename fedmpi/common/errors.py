@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from typing import Any
 
 LONGEST_SENTENCE, LONGEST_VALUE = 2000, 200
@@ -33,6 +34,12 @@ def shown(value: Any, written: Callable[[Any], str] = str) -> str:
         return on_one_line(written(value), LONGEST_VALUE)
     except (ValueError, RecursionError):  # Python writes no number of more than 4,300 digits
         return f"a {type(value).__name__} that is too long to show"
+
+
+def suggestion(name: str, names: Iterable[str], otherwise: str, cutoff: float = 0.4) -> str:
+    """Return the nearest of the known names as a question; other advice if none is near."""
+    near = get_close_matches(name, list(names), n=1, cutoff=cutoff)
+    return f"did you mean {near[0]}?" if near else otherwise
 
 
 def raised(error: BaseException) -> str:

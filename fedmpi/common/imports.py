@@ -9,11 +9,10 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Iterable
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from fedmpi.common.errors import UserError, raised
+from fedmpi.common.errors import UserError, raised, suggestion
 
 OBJECT = "(...)"
 """End of the name of an object that the name does not restore."""
@@ -75,8 +74,8 @@ def load(path: str, key: str) -> Any:
         raise UserError(f"{key} = {path!r}: importing the module {module_name!r} failed with {reason}{hint}") from error
     if not callable(found):
         own = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
-        near = get_close_matches(name, own, n=1, cutoff=0.5)
-        hint = f": did you mean {near[0]!r}?" if near else ""
+        hint = suggestion(name, own, "")
+        hint = f": {hint}" if hint else ""
         if module_name in sys.stdlib_module_names:
             hint = ", for it is Python's own, not yours: give your file another name"
         raise UserError(f"{key} = {path!r}: the module {module_name!r} has no function or class {name!r}{hint}")

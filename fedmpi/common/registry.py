@@ -11,9 +11,8 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import cache, cached_property, partial, reduce
 from operator import getitem
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from fedmpi.common.errors import UserError, shown
+from fedmpi.common.errors import UserError, shown, suggestion
 from fedmpi.common.imports import load, object_name, written_name
 from fedmpi.common.options import (
     OpenTable,
@@ -199,8 +198,9 @@ class Component:
         if others:
             return f"{self._key_of(name)} has no effect here: it needs {self.key} = {' or '.join(others)}"
         listed = f"its options are {', '.join(self.options)}" if self.options else "it has no options"
-        near = _nearest(name, [*self.options, "name"], 0.5)
-        return f"{self._key_of(name)} is unknown to {self.name}: {f'did you mean {near}?' if near else listed}"
+        return (
+            f"{self._key_of(name)} is unknown to {self.name}: {suggestion(name, [*self.options, 'name'], listed, 0.5)}"
+        )
 
     def _key_of(self, option: str) -> str:
         return KINDS[self.kind].option_key(option)
@@ -328,9 +328,9 @@ def describe(choice: Any) -> Component:
             return resolve(kinds[0], choice)
         if not kinds:
             names = sorted({name for kind in KINDS for name in _built_in(kind)})
-            near = _as_own(choice) or _nearest(choice, names)
-            hint = f"did you mean {near!r}?" if near else "`fedmpi components` lists all."
-            raise UserError(f'there is no component {choice!r}: {hint} Your own has a name as "module:object"')
+            meant = _as_own(choice)
+            advice = f"did you mean {meant}?" if meant else suggestion(choice, names, "`fedmpi components` lists all.")
+            raise UserError(f'there is no component {choice!r}: {advice} Your own has a name as "module:object"')
         raise UserError(f'{choice!r} names a {" and a ".join(kinds)}: say which, as with --kind "{kinds[0]}"')
     found = load(choice, "component") if isinstance(choice, str) else choice
     kind = getattr(found, MARKS, {}).get("kind")
@@ -357,9 +357,8 @@ def components(kind: str | None = None) -> list[Component]:
 def known_kind(kind: str) -> str:
     """Return the name of a kind; reject unknown ones."""
     if kind not in KINDS:
-        near = _nearest(str(kind), KINDS)
-        hint = f"did you mean {near!r}?" if near else f"there are {', '.join(KINDS)}"
-        raise UserError(f"there is no kind of component {kind!r}: {hint}")
+        advice = suggestion(str(kind), KINDS, f"there are {', '.join(KINDS)}")
+        raise UserError(f"there is no kind of component {kind!r}: {advice}")
     return kind
 
 
@@ -421,11 +420,6 @@ def _source(found: Any) -> Path | None:
     return Path(path).resolve() if path and Path(path).suffix == ".py" and Path(path).is_file() else None
 
 
-def _nearest(name: str, names: Iterable[str], cutoff: float = 0.4) -> str:
-    """Return the nearest of the names; "" if none is near."""
-    return next(iter(get_close_matches(name, list(names), n=1, cutoff=cutoff)), "")
-
-
 def _as_own(choice: str) -> str:
     """Return how to write a file, or an object with a dot, as a component; "" if a choice is neither."""
     module, _, name = choice.rpartition("/")[2].rpartition(".")
@@ -435,10 +429,10 @@ def _as_own(choice: str) -> str:
 
 
 def _unknown_name(kind: str, choice: str, names: list[str]) -> str:
-    near = _as_own(choice) or _nearest(choice, names)
-    hint = f"did you mean {near!r}? " if near else ""
+    meant = _as_own(choice)
+    hint = f"did you mean {meant}?" if meant else suggestion(choice, names, "")
     listed = f"choose one of {', '.join(names)}, or your own" if names else "choose your own"
-    return f'{KINDS[kind].key} = {choice!r} is unknown: {hint}{listed} "package.module:object"'
+    return f'{KINDS[kind].key} = {choice!r} is unknown: {hint}{" " * bool(hint)}{listed} "package.module:object"'
 
 
 def is_digits(choice: Any) -> bool:

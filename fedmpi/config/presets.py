@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import tomllib
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from fedmpi.common.errors import UserError
+from fedmpi.common.errors import UserError, suggestion
 
 
 @dataclass(frozen=True)
@@ -43,9 +42,8 @@ def preset_named(name: str) -> Preset:
     """The preset of a name; an unknown one raises UserError with the nearest."""
     known = _names()
     if name not in known:
-        near = get_close_matches(name, known, n=1, cutoff=0.4)
-        hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(known)}"
-        raise UserError(f"unknown preset {name!r}{hint}")
+        listed = f"there are {', '.join(known)}"
+        raise UserError(f"unknown preset {name!r}; {suggestion(name, known, listed)}")
     return _read(name)
 
 

@@ -118,7 +118,7 @@ def test_a_foreign_module_is_found_in_the_working_directory(tmp_path: Path, monk
     assert describe("open_house_one:root").kind == "weights"
     with pytest.raises(UserError, match=r"clients\.sampler = .*root' is a weights: .* chooses a client sampler"):
         resolve("client sampler", "open_house_one:root")
-    with pytest.raises(UserError, match="no function or class 'mime': did you mean 'mine'"):
+    with pytest.raises(UserError, match="no function or class 'mime': did you mean mine"):
         resolve("client sampler", "open_house_one:mime")
 
 
@@ -126,7 +126,7 @@ def test_names_that_do_not_exist_are_rejected(monkeypatch: pytest.MonkeyPatch) -
     components("aggregator")  # the built-in ones register before the table is replaced
     monkeypatch.setitem(registry._BUILT_IN, "aggregator", {})
     register("aggregator", "median")(lambda updates, coefficients: updates)
-    with pytest.raises(UserError, match=r"server\.aggregator = 'mediam' is unknown: did you mean 'median'\?"):
+    with pytest.raises(UserError, match=r"server\.aggregator = 'mediam' is unknown: did you mean median\?"):
         resolve("aggregator", "mediam")
     with pytest.raises(UserError, match=r"'no_such_module_here' failed.*: searched are PYTHONPATH and the work"):
         resolve("aggregator", "no_such_module_here:thing")
@@ -151,7 +151,7 @@ def test_built_in_components_are_listed_and_known_by_name_when_given_as_objects(
     ]
     assert resolve("aggregator", halves).name == "halves" and not resolve("aggregator", halves).foreign
     assert describe("halves").kind == "aggregator"
-    with pytest.raises(UserError, match="there is no component 'halfs': did you mean 'halves'"):
+    with pytest.raises(UserError, match="there is no component 'halfs': did you mean halves"):
         describe("halfs")
 
 
@@ -166,7 +166,7 @@ def test_the_name_of_a_file_is_rejected_with_the_notation_of_its_objects(choice:
 
 
 def test_an_unknown_kind_is_rejected_with_the_nearest_one() -> None:
-    with pytest.raises(UserError, match="there is no kind of component 'samplers': did you mean 'data sampler'?"):
+    with pytest.raises(UserError, match="there is no kind of component 'samplers': did you mean data sampler?"):
         components("samplers")
     with pytest.raises(UserError, match="there is no kind of component '': there are client sampler, data sampler"):
         components("")

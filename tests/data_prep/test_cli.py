@@ -58,7 +58,7 @@ IID = "--partition iid --clients 3 --out o"
     ("words", "message"),
     [
         (f"mnst {IID}", "no data set 'mnst'; did you mean mnist?"),
-        ("digits --partition dirichlt --clients 3 --out o", "did you mean 'dirichlet'?"),
+        ("digits --partition dirichlt --clients 3 --out o", "did you mean dirichlet?"),
         (f"digits {IID} --alpha 1", "--alpha is no option of digits and iid"),
         ("digits --partition dirichlet --alhpa 1 --clients 3 --out o", "did you mean --alpha?"),
         ("digits --partition dirichlet --alpha --clients 3 --out o", "--alpha needs a value"),

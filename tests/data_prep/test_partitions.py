@@ -187,7 +187,7 @@ def test_users_are_clients_and_small_ones_can_be_left_out() -> None:
 @pytest.mark.parametrize(
     ("name", "clients", "options", "words"),
     [
-        ("dirichlets", 3, {}, "did you mean 'dirichlet'"),
+        ("dirichlets", 3, {}, "did you mean dirichlet"),
         ("iid", None, {}, "--clients"),
         ("dirichlet", 3, {}, "needs --alpha"),
         ("dirichlet", 3, {"alpha": float("nan")}, "--alpha"),

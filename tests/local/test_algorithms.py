@@ -334,7 +334,7 @@ def test_choices_without_effect_are_rejected(preset: str, setting: str) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        (f"{OWN}:Scafold", "did you mean 'Scaffold'"),
+        (f"{OWN}:Scafold", "did you mean Scaffold"),
         ("tests.local.synthetic:InMemorySource", "no subclass of fedmpi.LocalAlg"),
     ],
 )

@@ -136,7 +136,7 @@ def test_options_of_sgd_are_those_of_torch_with_any_engine(option: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (["local.optimizer=sdg"], "did you mean 'sgd'"),
+        (["local.optimizer=sdg"], "did you mean sgd"),
         ([f"local.optimizer={OWN}:momentum", "local.optimizer.deccay=0.5"], "did you mean decay"),
         (["local.optimizer=sgd", "local.optimizer.beta1=0.5"], 'needs local.optimizer = "adam"'),
         ([f"local.optimizer={OWN}:momentum", "preset=scaffold"], "only SGD's steps give back"),

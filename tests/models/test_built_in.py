@@ -81,7 +81,7 @@ def test_the_page_has_the_number_of_parameters_and_the_options_of_each_model_whi
         ("text-cnn", {"widths": [13]}, TEXTS, "widths"),
         ("text-cnn", {"vectors": "missing.npy"}, TEXTS, "missing.npy"),
         ("text-cnn", {"frozen": True}, TEXTS, "needs model.vectors"),
-        ("mpl", {}, SMALL_IMAGES, "did you mean 'mlp'"),
+        ("mpl", {}, SMALL_IMAGES, "did you mean mlp"),
     ],
 )
 def test_wrong_data_and_impossible_options_are_rejected(

@@ -153,7 +153,7 @@ def test_children_of_a_killed_sweep_end() -> None:
     ("changed", "said"),
     [
         ({"dataset": "digitz"}, "did you mean digits?"),
-        ({"partition": "idd"}, "did you mean 'iid'?"),
+        ({"partition": "idd"}, "did you mean iid?"),
         ({"partition": "dirichlet", "alhpa": 3}, "did you mean --alpha?"),
         ({"clients": 0}, "--clients 0 is impossible"),
         ({"dataset": "mnist", "raw": "nowhere"}, "--raw nowhere does not exist"),
