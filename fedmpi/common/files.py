@@ -72,7 +72,7 @@ def write_whole(path: Path, *parts: bytes | memoryview) -> None:
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
     """Give a file to write to, which gets its name once all is written; see `write_whole`."""
-    temporary = partial_name(path)
+    temporary = path.with_name(f".{path.name}.partial")
     try:
         with open(temporary, "wb") as file:
             yield file
@@ -83,11 +83,6 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
-
-
-def partial_name(path: Path) -> Path:
-    """Return the temporary name of a file while it is written."""
-    return path.with_name(f".{path.name}.partial")
 
 
 def make_folder(folder: Path) -> None:

@@ -62,10 +62,6 @@ class Kind:
     several: bool = False  # True if the key lists any number of components
     given: tuple[str, ...] = ()  # keyword-only parameters that are no options: the caller of the component sets them
 
-    def option_key(self, name: str) -> str:
-        """Return the name of an option as the user sets it: "samples.sampler.share", or "--share"."""
-        return "--" + name.replace("_", "-") if self.key.startswith("--") else f"{self.key}.{name}"
-
 
 SCHEMES = tuple(f"data_prep.partitions.{family}" for family in ("labels", "sizes", "astraea"))
 """Modules of partitions, in the order in which they are listed."""
@@ -203,7 +199,8 @@ class Component:
         )
 
     def _key_of(self, option: str) -> str:
-        return KINDS[self.kind].option_key(option)
+        """Return the name of an option as the user sets it: "samples.sampler.share", or "--share"."""
+        return "--" + option.replace("_", "-") if self.key.startswith("--") else f"{self.key}.{option}"
 
 
 class Chosen:
