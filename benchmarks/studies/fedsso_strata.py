@@ -25,7 +25,7 @@ from benchmarks.measure import table
 from fedmpi.clients.stratifier import DROPPED, optics
 from fedmpi.common.types import Floats, Ints
 from fedmpi.config import load_config
-from fedmpi.config.client_tables import stratification
+from fedmpi.config.tables import stratification
 from fedmpi.core.experiment import Experiment
 
 COLUMNS = 3

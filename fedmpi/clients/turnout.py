@@ -20,8 +20,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
-from fedmpi.config.client_tables import probe_of, stratification
-from fedmpi.config.tables import further_vectors
+from fedmpi.config.tables import further_vectors, probe_of, stratification
 from fedmpi.updates.compression import upload_bits
 from fedmpi.updates.traffic import BYTES_PER_VALUE
 

@@ -14,10 +14,9 @@ from fedmpi.common.calling import calling, takes
 from fedmpi.common.options import in_toml
 from fedmpi.common.task_kinds import KINDS, kinds_of
 from fedmpi.config.base import ALTERNATIVES
-from fedmpi.config.client_tables import stratification
 from fedmpi.config.keys import components_of, value_of
 from fedmpi.config.server_tables import Mediators
-from fedmpi.config.tables import local_algorithm
+from fedmpi.config.tables import local_algorithm, stratification
 
 if TYPE_CHECKING:
     from fedmpi.config.tables import ConfigTables

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -22,9 +22,6 @@ from fedmpi.config.base import (
     chooses,
     chooses_several,
 )
-
-if TYPE_CHECKING:
-    from fedmpi.config.tables import ConfigTables
 
 BERNOULLI = only_with("samples.sampler", "bernoulli")
 PRIVATE = not_with("estimate", "exact")
@@ -280,17 +277,3 @@ class Residuals(Table):
 
 
 SERVICES.update(norms=Norms, strata=Strata, residuals=Residuals)
-
-
-def probe_of(config: ConfigTables) -> Literal["full", "batch", "sample"]:
-    """Return how much of a client's data a probe of its gradient uses."""
-    features = stratification(config).features
-    return "full" if isinstance(features, LabelHistogram) else features.probe
-
-
-def stratification(config: ConfigTables) -> Strata:
-    """Return how clients are measured and grouped for the sampler of a configuration."""
-    services = config.clients.sampler.services
-    if isinstance(services, Strata):
-        return services
-    return Strata(**({} if services is None else {name: getattr(services, name) for name in Norms.model_fields}))

@@ -6,7 +6,7 @@ Every published method is a choice of these (a preset). Any other choice is vali
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -14,7 +14,17 @@ from fedmpi.common.calling import calling
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import MARKS, Chosen, Component
 from fedmpi.config.base import Count, Table, chooses
-from fedmpi.config.client_tables import ClientsTable, DataTable, LocalTable, Model, SamplesTable, TaskTable
+from fedmpi.config.client_tables import (
+    ClientsTable,
+    DataTable,
+    LabelHistogram,
+    LocalTable,
+    Model,
+    Norms,
+    SamplesTable,
+    Strata,
+    TaskTable,
+)
 from fedmpi.config.server_tables import (
     Attack,
     CheckpointTable,
@@ -80,6 +90,20 @@ def local_algorithm(config: ConfigTables) -> tuple[Component, Any] | None:
         raise UserError(f"local.algorithm = {part.name!r} is no subclass of fedmpi.LocalAlgorithm. Make it one")
     with calling(part):
         return part, chosen.make()
+
+
+def probe_of(config: ConfigTables) -> Literal["full", "batch", "sample"]:
+    """Return how much of a client's data a probe of its gradient uses."""
+    features = stratification(config).features
+    return "full" if isinstance(features, LabelHistogram) else features.probe
+
+
+def stratification(config: ConfigTables) -> Strata:
+    """Return how clients are measured and grouped for the sampler of a configuration."""
+    services = config.clients.sampler.services
+    if isinstance(services, Strata):
+        return services
+    return Strata(**({} if services is None else {name: getattr(services, name) for name in Norms.model_fields}))
 
 
 def further_vectors(config: ConfigTables) -> tuple[int, int, int]:

@@ -26,7 +26,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
 from fedmpi.common.types import Ints
 from fedmpi.config import Config
-from fedmpi.config.client_tables import probe_of
+from fedmpi.config.tables import probe_of
 from fedmpi.config.writing import flat_table
 from fedmpi.core.decisions import Decisions, Inquiry
 from fedmpi.core.evaluation import ClientsView, EvaluatedParts, OwnRows

@@ -22,7 +22,7 @@ from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
-from fedmpi.config.client_tables import probe_of
+from fedmpi.config.tables import probe_of
 from fedmpi.data.source import DataSource
 from fedmpi.local.engines import batched_engine, why_not_batched
 from fedmpi.local.sequential import SequentialEngine
