@@ -174,6 +174,8 @@ def test_a_missing_and_a_malformed_file_are_named(tmp_path: Path):
 
 def test_every_key_is_described():
     assert all(description for _, _, description in key_descriptions())
+    defaults = {key: default for key, default, _ in key_descriptions()}
+    assert (defaults["local.lr"], defaults["devices.speed.rates"]) == ("0.05", "required")
 
 
 @pytest.mark.parametrize(
