@@ -121,6 +121,7 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("'q', who owns none", {"owner": OWNER.astype(str), "val": (X[:1], Y[:1], ["q"])}),
     ("val's owner holds 6", {"val": (X[:1], Y[:1], [6])}),
     ("features and labels", {"val": (X[:3],)}),
+    ("test must be features and labels", {"test": None}),
     ("'ranks' is unknown", {"targets": "ranks"}),
     ("y is <U1 (60,)", {"y": np.array(list("abcdef") * 10)}),
     ("y.argmax(1)", {"y": np.eye(4)[Y]}),
