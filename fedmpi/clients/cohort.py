@@ -101,7 +101,7 @@ def cohort_size(clients: int, count: int | None = None, fraction: float | None =
     if fraction is not None:
         return max(1, math.floor(fraction * clients + 0.5))
     if count is None or not 1 <= count <= clients:
-        raise UserError(f"clients.count = {count}, but the shards hold {clients} clients. Choose 1 to {clients}")
+        raise UserError(f"clients.count = {count}, but the data hold {clients} clients. Choose 1 to {clients}")
     return count
 
 

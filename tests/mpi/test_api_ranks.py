@@ -121,7 +121,7 @@ def test_records_are_whole_on_rank_0_and_summary_and_model_everywhere(found: Fou
     "name, sentence",
     [
         ("failed", "in round 0: KeyError: 'a test fault'"),
-        ("too many", "clients.count = 99, but the shards hold 7 clients"),
+        ("too many", "clients.count = 99, but the data hold 7 clients"),
         ("flipped", "flipped/train-00001.h5"),
         ("taken", "run holds a run already"),
         ("different arrays", "the ranks differ: "),
