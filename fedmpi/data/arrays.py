@@ -234,7 +234,8 @@ class ClientArrays:
 
     def _held_out(self, what: str, given: Sequence[Any]) -> Samples:
         """Return features and targets of another part, with samples as those of the training part."""
-        _need(given is not None and len(given) == 2, f"{what} must be features and labels (val also the owners of its samples)")
+        pair = given is not None and len(given) == 2
+        _need(pair, f"{what} must be features and labels (val also the owners of its samples)")
         x, y = self._part(f"{what}'s ", *given)
         for name, one, own in (("x", x, self.x), ("y", y, self.y)):
             found, expected = f"{one.dtype} {one.shape[1:]}", f"{own.dtype} {own.shape[1:]}"
