@@ -85,7 +85,7 @@ def photograph(folder: Path) -> None:
         browser = browsers.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1240, "height": 1330})
         page.goto((folder / "report.html").as_uri())
-        page.wait_for_function("document.querySelectorAll('canvas').length >= 3")
+        page.wait_for_function("document.querySelectorAll('canvas').length >= 2")
         page.wait_for_timeout(1_000)
         page.screenshot(path=str(folder / "report.png"))
         browser.close()
