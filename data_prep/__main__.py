@@ -98,7 +98,7 @@ def _with_command(words: list[str]) -> list[str]:
     if words[0] in COMMANDS or words[0] == "--help":
         return words
     if words[0].startswith("-"):
-        raise UserError(f"the data set comes first: python -m data_prep DATASET {words[0]} ...")
+        raise UserError(f"the data set comes first. Write python -m data_prep DATASET {words[0]} ...")
     data_set(words[0])  # report an unknown name before anything else
     return ["prepare", *words]
 
@@ -128,7 +128,7 @@ def list_all() -> None:
 
 def _about(data: DataSet) -> Iterator[str]:
     yield f"samples: {data.size}"
-    yield f"licence: {data.licence}"
+    yield f"license: {data.licence}"
     yield "built in: nothing to fetch" if data.raw == "none" else f"--raw {data.raw.upper()}: {data.files}"
     if data.sources:  # for several files, the address of their folder
         files, url = len(data.sources), data.sources[0].url
@@ -186,7 +186,7 @@ def prepare(
         print(f"{out} would be written: names, options and the place of the files are right")
         return
     console = Console(soft_wrap=True, highlight=False)
-    console.print(f"{data.name}: licence: {data.licence}", f"cite: {data.citation}", sep="\n", markup=False)
+    console.print(f"{data.name}: license: {data.licence}", f"cite: {data.citation}", sep="\n", markup=False)
     tally = Tally(strict=strict)
     if data.own is not None:
         data = data_set(dataset, given[data.own])

@@ -266,11 +266,9 @@ def read_own(part: Component, given: Mapping[str, Any], raw: Path, options: Read
         problem = f"returned a {type(found).__name__}: return a dictionary of arrays, {{'x': ..., 'y': ...}}"
         raise refuse_result(part, f"{problem}, or a data_prep.raw.RawDataset")
     if unknown := sorted(set(map(str, found)) - {*MEMBERS, options.split}):
-        raise refuse_result(
-            part, f"returned an array {unknown[0]!r}: those that have a meaning are {', '.join(MEMBERS)}"
-        )
+        raise refuse_result(part, f"returned an array {unknown[0]!r}. Return only {', '.join(MEMBERS)}")
     if missing := [name for name in ("x", "y") if name not in found]:
-        raise refuse_result(part, f"returned no array {missing[0]!r}: x and y are needed")
+        raise refuse_result(part, f"returned no array {missing[0]!r}. Return x and y")
     with calling(part):  # its result may not convert to an array, e.g. a tensor on another device
         arrays = {str(name): np.asarray(values) for name, values in found.items()}
     data = of_arrays(part.name, arrays, options).data_set(replace(OWN_ARRAYS, name=part.name), options, tally)

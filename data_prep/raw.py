@@ -92,7 +92,7 @@ class RawDataset:
 def rows_of(*parts: AnyArray) -> Callable[[Ints], AnyArray]:
     """Return a function that reads rows of some arrays (n_i, *shape) that follow each other."""
     if len(shapes := {part.shape[1:] for part in parts}) > 1:
-        raise UserError(f"samples have the shapes {', '.join(map(str, shapes))}: these files do not belong together")
+        raise UserError(f"samples have the shapes {', '.join(map(str, shapes))}. Give files that belong together")
     starts = offsets_of(np.array([len(part) for part in parts]))
 
     def read(rows: Ints) -> AnyArray:

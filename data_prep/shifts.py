@@ -39,7 +39,7 @@ def shifted(
     with calling(part):
         of_sample = part.make(options)(partition.clients, streams.generator(Purpose.PARTITION, _SHIFT_STREAM))
     if not callable(of_sample):
-        raise refuse_result(part, f"returned a {type(of_sample).__name__}: return a function (x, client, generator)")
+        raise refuse_result(part, f"returned a {type(of_sample).__name__}. Return a function (x, client, generator)")
     owners, position = np.full(len(raw.y), -1, np.int64), np.zeros(len(raw.y), np.int64)
     position[raw.train] = np.arange(len(raw.train))  # a row's number among those for training keys its stream
     owners[raw.train] = partition.owners(len(raw.train))
@@ -79,7 +79,7 @@ def checked_sample(part: Component, given: Any, like: AnyArray) -> AnyArray:
     found = np.asarray(given)
     if found.shape != like.shape or found.dtype.kind not in "uif" or not np.isfinite(found).all():
         raise refuse_result(
-            part, f"returned {found.dtype} {found.shape} for a sample {like.shape}: return as many finite numbers"
+            part, f"returned {found.dtype} {found.shape} for a sample {like.shape}. Return as many finite numbers"
         )
     return found
 
@@ -88,7 +88,7 @@ def checked_labels(part: Component, given: Any, rows: int, classes: int) -> Ints
     """Check that label noise returned int64 (n,) in 0 ... C - 1; raise `ComponentFailure` otherwise."""
     found = np.asarray(given)
     if found.shape != (rows,) or not np.issubdtype(found.dtype, np.integer):
-        raise refuse_result(part, f"returned {found.dtype} {found.shape}: return the label of each of the {rows} rows")
+        raise refuse_result(part, f"returned {found.dtype} {found.shape}. Return the label of each of the {rows} rows")
     if not 0 <= found.min(initial=0) <= found.max(initial=0) < classes:
         raise refuse_result(
             part, f"returned labels from {found.min()} to {found.max()}, and there are {classes} classes"

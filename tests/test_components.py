@@ -122,7 +122,7 @@ def test_a_custom_schedule_sets_the_rate_of_each_round() -> None:
         "fedavg", {"rounds": 3, "local.lr": 0.1, "local.schedule": lambda lr, round, rounds: lr / 2**round}
     )
     assert [record["lr"] for record in run.records] == [0.1, 0.05, 0.025]
-    with pytest.raises(fedmpi.ComponentFailure, match="returned -0.1: return a learning rate of at least 0"):
+    with pytest.raises(fedmpi.ComponentFailure, match="returned -0.1. Return a learning rate of at least 0"):
         fedmpi.run("fedavg", {"rounds": 1, "local.lr": 0.1, "local.schedule": lambda lr, round, rounds: -lr})
 
 

@@ -69,14 +69,14 @@ def load_batch(path: Path) -> dict[str, Any]:
             content = ArrayUnpickler(stream, encoding="latin1").load()
         return {key.decode("latin1") if isinstance(key, bytes) else str(key): content[key] for key in content}
     except Exception as error:  # a damaged pickle raises many kinds of errors
-        raise UserError(f"{path} is not a CIFAR batch ({raised(error)}); fetch it again") from error
+        raise UserError(f"{path} is not a CIFAR batch ({raised(error)}). Fetch it again") from error
 
 
 def _listed(path: Path, batch: dict[str, Any], key: str, kind: type, length: int) -> list[Any]:
     """Return a list of so many labels or names of a batch."""
     values = batch.get(key)
     if type(values) is not list or len(values) != length or any(type(value) is not kind for value in values):
-        raise UserError(f"{path}: {key!r} is not a list of {length} values of type {kind.__name__}; fetch it again")
+        raise UserError(f"{path}: {key!r} is not a list of {length} values of type {kind.__name__}. Fetch it again")
     return values
 
 
@@ -85,7 +85,7 @@ def _images(path: Path, label_key: str, classes: int) -> tuple[NDArray[np.uint8]
     data = batch.get("data")
     if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != 3072:
         found = f"{data.dtype} {data.shape}" if isinstance(data, np.ndarray) else type(data).__name__
-        raise UserError(f"{path}: 'data' is {found} instead of uint8 (n, 3072); fetch it again")
+        raise UserError(f"{path}: 'data' is {found} instead of uint8 (n, 3072). Fetch it again")
     labels = np.array(_listed(path, batch, label_key, int, len(data)), np.int64)
     if len(wrong := np.flatnonzero((labels < 0) | (labels >= classes))):
         raise UserError(f"{path}, record {wrong[0]}: label {labels[wrong[0]]} is not one of the {classes} classes")

@@ -107,7 +107,7 @@ def lines(path: Path, encoding: str = "utf-8-sig", fallback: str = "") -> Iterat
             "table, e.g. --encoding cp1252 or --encoding utf-16."
         ) from None
     except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{path} is damaged or cut short ({error}); fetch it again") from error
+        raise UserError(f"{path} is damaged or cut short ({error}). Fetch it again") from error
 
 
 def csv_rows(path: Path, content: Iterable[str], delimiter: str = ",") -> Iterator[tuple[int, list[str]]]:

@@ -30,12 +30,12 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
             if len(head) < 4 + 4 * dimensions or head[:4] != magic:
                 raise UserError(
                     f"{path} is not an idx file of unsigned bytes in {dimensions} dimension(s): it begins with "
-                    f"{head[:4].hex() or 'nothing'} instead of {magic.hex()}; fetch it again"
+                    f"{head[:4].hex() or 'nothing'} instead of {magic.hex()}. Fetch it again"
                 )
             shape = struct.unpack(f">{dimensions}I", head[4:])
             values = stream.read(math.prod(shape) + 1)
         except (OSError, EOFError, zlib.error) as error:
-            raise UserError(f"{path} is damaged or cut short ({error}); fetch it again") from error
+            raise UserError(f"{path} is damaged or cut short ({error}). Fetch it again") from error
     if len(values) != math.prod(shape):
         raise UserError(
             f"{path} does not hold the {math.prod(shape)} bytes of data ({' x '.join(map(str, shape))}) of its header; "
@@ -62,11 +62,11 @@ def _pair(raw: Path, stem: str, classes: int, hint: str) -> tuple[NDArray[np.uin
             f"{images} holds {len(x)} images but {labels} holds {len(y)} labels; they do not belong together"
         )
     if not x.size:
-        raise UserError(f"{images} holds no images ({' x '.join(map(str, x.shape))}); fetch it again")
+        raise UserError(f"{images} holds no images ({' x '.join(map(str, x.shape))}). Fetch it again")
     wrong = np.flatnonzero(y >= classes)
     if len(wrong):
         raise UserError(
-            f"{labels}, record {wrong[0]}: label {y[wrong[0]]} is not one of the {classes} classes; fetch it again"
+            f"{labels}, record {wrong[0]}: label {y[wrong[0]]} is not one of the {classes} classes. Fetch it again"
         )
     return x, y, labels
 
@@ -129,5 +129,5 @@ def _class_names(data_set: DataSet, raw: Path, first: int) -> tuple[str, ...]:
             except ValueError:
                 raise UserError(f"{path}, line {number}: {line!r} is not a label and its ASCII codes") from None
     if sorted(names) != list(range(classes)):
-        raise UserError(f"{path} names {len(names)} classes where {data_set.name} has {classes}; fetch it again")
+        raise UserError(f"{path} names {len(names)} classes where {data_set.name} has {classes}. Fetch it again")
     return tuple(names[label] for label in range(classes))

@@ -253,7 +253,7 @@ def read_cinic10(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tall
     train, test = (look([root / name], CLASSES, tally) for name in ("train", "test"))
     for path, facts in zip(train.paths + test.paths, train.facts + test.facts, strict=True):
         if facts.size != (32, 32):
-            raise UserError(f"{path} has {facts.size[0]} x {facts.size[1]} pixels instead of 32 x 32; fetch it again")
+            raise UserError(f"{path} has {facts.size[0]} x {facts.size[1]} pixels instead of 32 x 32. Fetch it again")
     read = reader_of(train.paths + test.paths, ImageForm(3, 32, 32))
     statistics = {"mean": (0.4789, 0.4723, 0.4305), "std": (0.2421, 0.2383, 0.2587)}
     return data_set.images(CLASSES, read, train.labels, test.labels, **statistics)

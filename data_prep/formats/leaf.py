@@ -138,7 +138,7 @@ def read_femnist(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tall
             for name, pixels, labels in _writers(path):
                 held.add(np.rint(pixels * 255).astype(np.uint8).reshape(-1, *IMAGE), labels, name)
         if len(held) == ends[-1]:
-            raise UserError(f"no image of {which} writers in {raw}; fetch it again")
+            raise UserError(f"no image of {which} writers in {raw}. Fetch it again")
         ends.append(len(held))
     names = FEMNIST_CLASSES
     return held.data_set(data_set, ends[1], task="image", classes=len(names), class_names=names, fit=measure)
@@ -158,7 +158,7 @@ def _writers(path: Path) -> Iterator[tuple[str, AnyArray, Ints]]:
         if not good:
             raise UserError(
                 f"{path}, writer {name}: not images of {math.prod(IMAGE)} numbers in [0, 1] with labels from 0 to "
-                f"{len(FEMNIST_CLASSES) - 1}; fetch it again"
+                f"{len(FEMNIST_CLASSES) - 1}. Fetch it again"
             )
         yield name, pixels, labels
 

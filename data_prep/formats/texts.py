@@ -183,7 +183,7 @@ def read_vectors(path: Path, vocabulary: tuple[str, ...], tally: Tally) -> NDArr
             raise UserError(f"{path}, line {number} is not a word and {dimension} numbers. Fetch it again") from None
     if vectors is None or not vectors.shape[1]:
         raise UserError(
-            f"{path} holds no word vectors; --vectors takes a GloVe text file: a word and its values on every line"
+            f"{path} holds no word vectors. Give --vectors a GloVe text file, with a word and its values on every line"
         )
     tally.note(f"word vectors of {path.name}: {found.sum():,} of {len(wanted):,} words found, the others are zero")
     return vectors

@@ -146,7 +146,7 @@ def checked_owners(part: Component, given: Any, rows: int, clients: int | None) 
     if found.shape != (rows,) or not np.issubdtype(found.dtype, np.integer):
         raise refuse_result(
             part,
-            f"returned {found.dtype} of shape {found.shape}: return the client of each of the {rows} rows, -1 for rows "
+            f"returned {found.dtype} of shape {found.shape}. Return the client of each of the {rows} rows, -1 for rows "
             "without a client",
         )
     if clients is not None and found.max(initial=-1) >= clients:

@@ -109,7 +109,7 @@ class View:
         """Return a number measured on the current model, float64 (N,); NaN except for this round's candidates."""
         if name not in self.measured:
             raise UserError(
-                f"view.fresh({name!r}) is not measured: decorate the sampler with "
+                f"view.fresh({name!r}) is not measured. Decorate the sampler with "
                 f"@client_sampler(measures=({name!r},)) and read it in draw(view), after candidates(view)"
             )
         return read_only(self.measured[name])
@@ -117,7 +117,7 @@ class View:
     def _kept(self, name: str) -> ClientNumbers:
         if self.numbers is None or name not in self.numbers.values:
             raise UserError(
-                f"view.last({name!r}) and view.age({name!r}) are not kept: decorate the sampler with "
+                f"view.last({name!r}) and view.age({name!r}) are not kept. Decorate the sampler with "
                 f"@client_sampler(needs=({name!r},))"
             )
         return self.numbers

@@ -132,7 +132,7 @@ def result_array(
         raise refuse_result(part, problem, round, client)
     array = array.astype(np.int64 if whole else np.float64)
     if not np.isfinite(array).all():
-        raise refuse_result(part, f"returned {what} that are not all finite: return finite numbers", round, client)
+        raise refuse_result(part, f"returned {what} that are not all finite. Return finite numbers", round, client)
     return array
 
 
@@ -145,7 +145,7 @@ def result_tensor(part: Component, found: Any, shape: tuple[int, ...] | None, ro
     is_tensor = isinstance(found, torch.Tensor)
     shown = f"a tensor of {found.dtype}, shape {tuple(found.shape)}" if is_tensor else f"a {type(found).__name__}"
     wanted = "any shape" if shape is None else f"shape {tuple(shape)}"
-    raise refuse_result(part, f"returned {shown}: return a tensor of real numbers, {wanted}", round)
+    raise refuse_result(part, f"returned {shown}. Return a tensor of real numbers, {wanted}", round)
 
 
 def state_names(made: Any) -> tuple[str, ...]:

@@ -405,7 +405,7 @@ def _component(kind: str, name: str, found: Any) -> Component:
     own = marks.pop("kind", kind)
     marks.pop("name", None)
     if own != kind:
-        raise UserError(f"{KINDS[kind].key} = {name!r} is a {own}: this key chooses a {kind}")
+        raise UserError(f"{KINDS[kind].key} = {name!r} is a {own}. This key chooses a {kind}")
     found_options, takes_any = options_of(found, positional=kind == "model")
     options = {name: field for name, field in found_options.items() if name not in KINDS[kind].given}
     return Component(kind, name, found, marks, _source(found) if ":" in name else None, options, takes_any)

@@ -352,11 +352,11 @@ def features(what: str, given: Any, task: Modality | None) -> AnyArray:
             raise UserError(f'task = "text" needs token ids from 0 on, but {found} or beyond them')
         return np.ascontiguousarray(x, np.int32)
     if task is None and x.dtype.kind in "ui" and x.dtype != np.uint8:
-        raise UserError(f'{what} holds {x.dtype} numbers: say task = "text" (token ids), "vector" or "image"')
+        raise UserError(f'{what} holds {x.dtype} numbers. Set task = "text" (token ids), "vector" or "image"')
     with np.errstate(over="ignore"):
         x = np.ascontiguousarray(x, np.uint8 if x.dtype == np.uint8 else np.float32)
     if not np.isfinite(x).all():
-        raise UserError(f"{what} holds numbers that are not finite in 32 bits: take those samples out")
+        raise UserError(f"{what} holds numbers that are not finite in 32 bits. Remove those samples")
     return x
 
 

@@ -303,7 +303,7 @@ def stored_rebalancing(part: RebalanceTable, store: ShardStore) -> Rebalancing:
     if ORIGINAL_COUNTS not in store.extras:
         raise UserError(
             'rebalance.mode = "stored" trains on copies written by `python -m data_prep.augment SHARDS --out OTHER`, '
-            'but data.source holds none: augment it and set data.source = "OTHER", or set rebalance.mode = "virtual"'
+            'but data.source holds none. Augment it and set data.source = "OTHER", or set rebalance.mode = "virtual"'
         )
     written = store.manifest.partition_options
     for key, wanted in (("alpha", part.alpha), ("copies", part.copies)):

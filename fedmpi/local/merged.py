@@ -114,10 +114,10 @@ class MergedEngine:
                 continue
             total.added()
             if not bool((losses.abs() < LARGEST_LOSS).all()):
-                raise Divergence(f"a loss is too large in round {job.round} at lr = {rule.lr:g}: lower local.lr")
+                raise Divergence(f"a loss is too large in round {job.round} at lr = {rule.lr:g}. Lower local.lr")
             first = part.stop
         if not math.isfinite(total.squared_norm()):
-            raise Divergence(f"the sum of the updates overflows in round {job.round}: lower local.lr")
+            raise Divergence(f"the sum of the updates overflows in round {job.round}. Lower local.lr")
         return report
 
     def _add_chunk(self, views: list[Tensor], drawn: Rows, job: RoundJob, report: WorkReport) -> Tensor:

@@ -210,7 +210,7 @@ def rate(part: Component, schedule: Callable[..., Any], lr: float, round: int, r
     with calling(part, round):
         found = schedule(lr, round, rounds)
     if not isinstance(found, int | float | np.number) or not 0 <= found < np.inf:
-        raise refuse_result(part, f"returned {found!r}: return a learning rate of at least 0", round)
+        raise refuse_result(part, f"returned {found!r}. Return a learning rate of at least 0", round)
     return float(found)
 
 

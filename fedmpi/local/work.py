@@ -258,7 +258,7 @@ def check_loss(loss_sum: float, lr: float) -> None:
     """Reject a loss that is not a number or is at least `LARGEST_LOSS`."""
     if not abs(loss_sum) < LARGEST_LOSS:
         raise Divergence(
-            f"the loss is {loss_sum:g}{_in_round}: training diverged at lr = {lr:g}; lower local.lr "
+            f"the loss is {loss_sum:g}{_in_round}. Training diverged at lr = {lr:g}; lower local.lr "
             "or server.optimizer.lr"
         )
 
@@ -266,14 +266,14 @@ def check_loss(loss_sum: float, lr: float) -> None:
 def check_update(delta: Tensor, lr: float) -> None:
     """Reject an update (d,) with values that are infinite, not a number, or too large to be squared."""
     if not math.isfinite(float(delta.dot(delta))):
-        raise Divergence(f"the update is not finite{_in_round}: training diverged at lr = {lr:g}; lower local.lr")
+        raise Divergence(f"the update is not finite{_in_round}. Training diverged at lr = {lr:g}; lower local.lr")
 
 
 def check_model(model: Tensor, round: int, lr: float) -> None:
     """Reject a global model (d,) with values that are infinite or not a number; all ranks raise the same error."""
     if not math.isfinite(float(model.sum(dtype=torch.float64))):
         raise Divergence(
-            f"the global model is not finite after round {round}: training diverged at lr = {lr:g}; lower local.lr or "
+            f"the global model is not finite after round {round}. Training diverged at lr = {lr:g}; lower local.lr or "
             "server.optimizer.lr"
         )
 

@@ -80,7 +80,7 @@ def checked_mediators(part: Component, found: Any, participants: int, most: int,
     """Check and renumber without gaps the mediators (m,) that a custom scheduling returned."""
     mediators: Ints = result_array(part, found, (participants,), "mediators", t, whole=True)
     if (mediators < 0).any():
-        raise refuse_result(part, f"gave the mediator {mediators.min()}: mediators are numbered from 0 on", t)
+        raise refuse_result(part, f"gave the mediator {mediators.min()}. Number mediators from 0 on", t)
     numbers, times = np.unique(mediators, return_counts=True)
     if participants and times.max() > most:
         raise refuse_result(part, f"gave {times.max()} clients to one mediator: {most} at most", t)

@@ -38,7 +38,7 @@ def build(name: Any, options: Mapping[str, Any], description: DataDescription, s
         with naming(part):
             model = part.object(description, **checked)
     if not isinstance(model, nn.Module):
-        raise refuse_result(part, f"it returned {type(model).__name__}: return a torch.nn.Module")
+        raise refuse_result(part, f"it returned {type(model).__name__}. Return a torch.nn.Module")
     return _adapted(model, lora, seed)
 
 

@@ -67,7 +67,7 @@ class FlatModel:
         self._viewed: tuple[Tensor, list[Tensor]] | None = None
         self._hold(module if self.plain else self._pristine.fresh(self.masks))
         if not self.parameters:
-            raise UserError("the model has no trainable parameters: nothing could be learned")
+            raise UserError("the model has no trainable parameters. Set requires_grad of at least one")
         if len(kinds := {str(value.dtype) for value in self._values}) > 1:
             raise UserError(
                 f"the model mixes float types ({', '.join(sorted(kinds))}). Give all parameters and buffers the same"

@@ -129,7 +129,7 @@ def check_process_manager(environ: Mapping[str, str], library: str) -> None:
     if only_pmix and library.startswith("MPICH") and "pmix" not in library.lower():
         raise UserError(
             f"the launcher speaks PMIx (as Open MPI's mpiexec and `srun --mpi=pmix` do), but mpi4py loaded "
-            f"{short_version(library)}, which does not: launch with the mpiexec beside this Python, or with "
+            f"{short_version(library)}, which does not. Launch with the mpiexec beside this Python, or with "
             "`srun --mpi=pmi2`"
         )
 

@@ -139,7 +139,7 @@ def _curve(event: Any) -> Floats:
     if curve is None or np.shape(curve) != (len(ORDERS),):
         raise UserError(
             f"dp-accounting {version('dp-accounting')} does not show the Rényi divergences that client-level privacy "
-            "is accounted by: pip install 'dp-accounting>=0.4.3,<=0.6.0'"
+            "is accounted by. Run pip install 'dp-accounting>=0.4.3,<=0.6.0'"
         )
     return curve
 
@@ -148,7 +148,7 @@ def _dp_accounting() -> Any:
     try:
         import dp_accounting
     except ImportError:
-        raise UserError("client-level privacy needs an accountant: pip install 'fedmpi[dp]'") from None
+        raise UserError("client-level privacy needs an accountant. Run pip install 'fedmpi[dp]'") from None
     return dp_accounting
 
 

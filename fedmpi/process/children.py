@@ -65,7 +65,7 @@ def launcher(ranks: int) -> list[str]:
     unbound = ["--bind-to", "none"] if library_version().startswith("Open MPI") else []
     found = mpiexec()
     if found is None:
-        raise UserError(f"ranks = {ranks}, but there is no mpiexec: pip install 'fedmpi[mpi]', or leave out ranks")
+        raise UserError(f"ranks = {ranks}, but there is no mpiexec. Run pip install 'fedmpi[mpi]', or leave out ranks")
     return [found, "-n", str(ranks), *unbound]
 
 

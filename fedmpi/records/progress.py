@@ -140,16 +140,20 @@ def _scores(summary: Record) -> dict[str, str]:
     best += ", the best on validation" if summary["best_chosen_on"] == "val" else ""
     for key, value in final.items():
         if key.startswith(("test_", "val_")):
-            rows[key.replace("_", " ").replace("val ", "validation ")] = _number(value)
+            rows[_title(key)] = _number(value)
     for key, value in summary.items():
         if key.startswith(("best_test_", "best_val_")) and value is not None:
-            rows[key.replace("_", " ").replace("val ", "validation ")] = f"{_number(value)} ({best})"
+            rows[_title(key)] = f"{_number(value)} ({best})"
     for score, name in (("accuracy", "clients' accuracy"), ("tuned_accuracy", "fine-tuned"), ("loss", "clients' loss")):
         parts = ("mean", "std", "worst10", "best10", "jain")
         mean, deviation, worst, top, jain = (_number(final.get(f"client_{score}_{part}")) for part in parts)
         if mean != "-" and not (score == "loss" and "clients' accuracy" in rows):
             rows[name] = f"{mean} ± {deviation}, worst 10 % {worst}, best 10 % {top}, Jain {jain}"
     return rows
+
+
+def _title(key: str) -> str:
+    return key.replace("_", " ").replace("val ", "validation ").replace("macro f1", "macro-F1")
 
 
 def _number(value: float | None) -> str:

@@ -84,7 +84,7 @@ def read_clients(folder: Path) -> Columns:
         return {name: table[name].to_numpy() for name in table.column_names}
     except Exception as error:  # pyarrow's errors have no common class
         why = " ".join(str(error).split())[:200]
-        raise UserError(f"{folder / CLIENTS} cannot be read ({why}): it is damaged; put a whole copy back") from None
+        raise UserError(f"{folder / CLIENTS} cannot be read ({why}). It is damaged; restore it from a copy") from None
 
 
 def concatenated(tables: Sequence[Columns]) -> Columns:

@@ -378,7 +378,7 @@ def frame(pattern: str | Path) -> DataFrame:
 
     runs = [run for run in _read(pattern) if run.records]
     if not runs:
-        raise UserError(f"no run of {pattern} has finished a round yet: nothing to show")
+        raise UserError(f"no run of {pattern} has finished a round yet. Wait for the first one")
     if left := [run.where for run in runs if not run.summary]:
         warnings.warn(f"not finished: {shortened(left)}; their rows have finished = False", stacklevel=2)
     above = os.path.commonpath([run.folder.resolve().parent for run in runs])

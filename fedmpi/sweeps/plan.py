@@ -137,7 +137,7 @@ def _put_variants_over(found: dict[str, Values], tables: Sequence[Mapping[str, A
         if not values.pop("drop", False):
             put_over(found.setdefault(name, {}), values)
         elif found.pop(name, None) is None:
-            raise UserError(f"{where} {name!r} cannot be dropped: the base has no variant of this name")
+            raise UserError(f"{where} {name!r} is not in the base, so it cannot be dropped. Correct the name")
 
 
 # --- combinations of lists and variants ---

@@ -215,7 +215,7 @@ class MetricTally:
         for metric, parts in self._parts:
             own = metric.numbers(_joined(parts), self.samples if metric.part.foreign else self.judged)
             if twice := sorted((found.keys() | {"loss"}) & own.keys()):
-                raise refuse_result(metric.part, f"gives {twice[0]!r}, which is measured already: name it otherwise")
+                raise refuse_result(metric.part, f"gives {twice[0]!r}, which is measured already. Give it another name")
             found |= own
         return found
 

@@ -204,7 +204,7 @@ ARRAY = b"\x80\x02cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\n"
 )
 def test_a_pickle_of_anything_but_arrays_is_rejected_in_one_sentence(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "batch").write_bytes(content)
-    with pytest.raises(UserError, match=r"batch is not a CIFAR batch \(.*\); fetch it again") as refusal:
+    with pytest.raises(UserError, match=r"batch is not a CIFAR batch \(.*\)\. Fetch it again") as refusal:
         load_batch(tmp_path / "batch")
     assert "\n" not in str(refusal.value) and len(str(refusal.value)) < 500
 

@@ -143,7 +143,7 @@ WRONG: list[tuple[str, str]] = [
     ("sweep = 3", "sweep is a table of keys. Write [sweep]"),
     ("[[sweep.run]]\npreset = 'fedavg'", "[[sweep.run]] needs a name"),
     ("[[sweep.run]]\nname = 'a'\n[[sweep.run]]\nname = 'a'\nrounds = 3", "needs a name of its own, not 'a'"),
-    ("[[sweep.run]]\nname = 'a'\ndrop = true", "'a' cannot be dropped"),
+    ("[[sweep.run]]\nname = 'a'\ndrop = true", "'a' is not in the base"),
     ("[sweep]\nlocal.lr = [0.1, -1.0]", "run lr=-1.0"),
     ("[sweep]\npreset = ['fedavg', 'fedagv']", "did you mean fedavg?"),
     ("[[sweep.run]]\nname = 'a'\n[[sweep.run]]\nname = 'b'", "the runs a and b are the same"),
