@@ -116,7 +116,7 @@ def test_a_foreign_module_is_found_in_the_working_directory(tmp_path: Path, monk
     assert part.name == "open_house_one:mine" and part.source == (tmp_path / "open_house_one.py").resolve()
     assert resolve("weights", "open_house_one:root").marks["per_sample"] is True
     assert describe("open_house_one:root").kind == "weights"
-    with pytest.raises(UserError, match=r"clients\.sampler = .*root' is a weights: .* chooses a client sampler"):
+    with pytest.raises(UserError, match=r"clients\.sampler = .*root' is a weights. .* chooses a client sampler"):
         resolve("client sampler", "open_house_one:root")
     with pytest.raises(UserError, match="no function or class 'mime': did you mean mine"):
         resolve("client sampler", "open_house_one:mime")

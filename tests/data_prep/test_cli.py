@@ -214,7 +214,7 @@ def test_the_first_of_several_processes_writes(tmp_path: Path) -> None:
     program = [sys.executable, "-m", "data_prep", *WORDS, str(tmp_path / "s")]
     done = finish_job(start_job([find_mpiexec(), "-n", "2", *program], cwd=REPOSITORY), timeout=150)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("licence") == 1 and done.stdout.count("Gini") == 1
+    assert done.stdout.count("license") == 1 and done.stdout.count("Gini") == 1
     assert open_store(tmp_path / "s", verify=True).clients == 6
     failed = finish_job(start_job([find_mpiexec(), "-n", "2", *program], cwd=REPOSITORY), timeout=150)
     assert failed.returncode == 2 and "--overwrite" in failed.stderr and "Traceback" not in failed.stderr

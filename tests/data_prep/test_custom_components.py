@@ -145,10 +145,10 @@ def test_options_that_a_component_does_not_have_are_rejected(
     [
         ("digits --partition mine:wrong", r"mine:wrong .* the client of each of the 1442 rows"),
         ("mine:no_labels --partition iid --clients 2", r"mine:no_labels .* returned no array 'y'"),
-        ("mine:labels_misnamed --partition iid --clients 2", "returned an array 'label': those that have a meaning"),
+        ("mine:labels_misnamed --partition iid --clients 2", "returned an array 'label'. Return only"),
         ("mine:no_arrays --partition iid --clients 2", "returned a list: return a dictionary of arrays"),
         ("digits --partition iid --clients 4 --feature-shift mine:short", "as many finite numbers"),
-        ("digits --partition iid --clients 4 --feature-shift mine:nothing", "return a function"),
+        ("digits --partition iid --clients 4 --feature-shift mine:nothing", "Return a function"),
         ("digits --partition iid --clients 4 --label-noise mine:beyond", "returned labels from 1 to 10"),
         ("digits --partition iid --clients 4 --label-noise mine:few", "the label of each of the 1442 rows"),
     ],

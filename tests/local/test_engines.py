@@ -241,7 +241,7 @@ def clients(spoilt: bool) -> fedmpi.ClientArrays:
 )
 def test_a_run_continues_without_clients_that_diverge_and_counts_them(more: dict[str, object]) -> None:
     settings = {"preset": "fedavg"} | KEYS | more
-    with pytest.raises(ClientFailure, match=r"client 4 on rank 0: .* in round 0: training diverged .*lower local.lr"):
+    with pytest.raises(ClientFailure, match=r"client 4 on rank 0: .* in round 0. Training diverged .*lower local.lr"):
         fedmpi.run(settings, data=clients(True))
     run = fedmpi.run(settings | {"local.on_divergence": "drop"}, data=clients(True))
     assert [record["diverged"] for record in run.records] == [1, 1]

@@ -179,7 +179,7 @@ def nothing():
     [
         ("my_missing_models:net", UserError, "importing the module 'my_missing_models' failed"),
         ("my_fl_models:nothing", UserError, r"is called with description, which it does not take"),
-        ("my_fl_models:wrong", ComponentFailure, r"my_fl_models.py:1\) failed: it returned int: return a torch.nn.Mod"),
+        ("my_fl_models:wrong", ComponentFailure, r"my_fl_models.py:1\) failed: it returned int. Return a torch.nn.Mod"),
         ("my_fl_models:leaving", ComponentFailure, r"my_fl_models.py:5\) failed: SystemExit: 0"),
     ],
 )
