@@ -314,7 +314,7 @@ def check(
     ],
     settings: Settings = None,
     kind: Annotated[str | None, typer.Option("--kind", metavar="KIND", help="Where its name does not say.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Without the run that continues on 2 ranks.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Without the run that continues on 2, 3 ranks.")] = False,
 ) -> int:
     """Check whether a component satisfies its interface. The exit code is 1 if one check fails.
 

@@ -1,4 +1,4 @@
-"""Check that starts runs: a small run that is continued from its checkpoint on two ranks gives the same result.
+"""Check that starts runs: a small run that continues from its checkpoint on two or three ranks gives the same result.
 
 The continued run is a job of fresh processes, so that nothing outside a component's declared state survives.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -44,6 +45,8 @@ NEEDED: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("model", "loss"), {"server.exact": True}),  # maxima and ReLU jump at equal values
 }
 """Configuration for some kinds of components, unless a component's own settings override it."""
+RANKS = (2, 3)
+"""Numbers of ranks of the runs that continue."""
 SECONDS = 900
 """Seconds after which a job counts as stalled."""
 MODEL, NUMBERS = 1e-5, 1e-3
@@ -55,11 +58,11 @@ LAST_LINES = 6
 
 def started_check(subject: Subject) -> Check:
     """Return the check that starts runs, for a component of any kind."""
-    return subject.check("same result if continued on 2 ranks", _same_if_continued)
+    return subject.check("same result if continued on 2 and 3 ranks", _same_if_continued)
 
 
 def _same_if_continued(subject: Subject) -> str:
-    """Compare a run on one rank, round by round, with the same one continued on two ranks from its first checkpoint."""
+    """Compare a run on one rank, round by round, with the same one continued from a checkpoint on 2 and 3 ranks."""
     if (reason := not_startable(subject.part)) is not None:
         raise CheckSkipped(reason)
     if (launcher := mpiexec()) is None:
@@ -72,10 +75,20 @@ def _same_if_continued(subject: Subject) -> str:
         newest = sorted((out / "checkpoints").glob("round-*.safetensors"))[-1]
         for path in (newest, out / "summary.json", out / "model.safetensors"):  # as if it had been killed before
             path.unlink()
-        job = [sys.executable, "-m", "fedmpi", "train", str(out / "config.toml"), "--resume", "--out", str(out)]
-        failure = _start([launcher, "-n", "2", *job])
-        demand(failure is None, f"the run that continues on 2 ranks failed: {failure}")
-        continued, others = _outcome(subject, out)
+        apart = max(_continued(subject, out, ranks, launcher, whole, records) for ranks in RANKS)
+    return f"{len(records)} rounds, models within {apart:.1g}"
+
+
+def _continued(
+    subject: Subject, run_folder: Path, ranks: int, launcher: str, whole: Floats, records: list[dict[str, Any]]
+) -> float:
+    """Continue a copy of the run on some ranks; return the relative difference of the models."""
+    out = run_folder.with_name(f"on-{ranks}-ranks")
+    shutil.copytree(run_folder, out)
+    job = [sys.executable, "-m", "fedmpi", "train", str(out / "config.toml"), "--resume", "--out", str(out)]
+    failure = _start([launcher, "-n", str(ranks), *job])
+    demand(failure is None, f"the run that continues on {ranks} ranks failed: {failure}")
+    continued, others = _outcome(subject, out)
     cause = "Its results depend on the number of ranks, or on state that no checkpoint contains"
     demand(len(records) == len(others), f"{len(others)} rounds instead of {len(records)}. {cause}")
     for t, (left, right) in enumerate(zip(records, others, strict=True)):
@@ -85,7 +98,7 @@ def _same_if_continued(subject: Subject) -> str:
             demand(near, f"round {t}: {key} = {found} instead of {value}. {cause}")
     apart = float(np.linalg.norm(whole - continued) / np.linalg.norm(whole))
     demand(apart <= MODEL, f"the models differ by {apart:.2g} of their length (rounding is below {MODEL:g}). {cause}")
-    return f"{len(records)} rounds, models within {apart:.1g}"
+    return apart
 
 
 def _outcome(subject: Subject, out: Path) -> tuple[Floats, list[dict[str, Any]]]:
