@@ -221,7 +221,8 @@ def flatten(table: Mapping[str, Any], origin: str) -> Values:
             raise UserError(f"{origin}: keys are texts like local.lr, not {name!r}")
         if name in OF_A_SWEEP and origin.endswith(".toml"):
             raise UserError(
-                f"{shown(origin)} describes a sweep of many runs. Start it with fedmpi sweep {shown(origin)}"
+                f"{shown(origin)} describes a sweep of many runs. Start it with fedmpi sweep {shown(origin)}; on "
+                "SLURM, submit jobs/job.sbatch with that command as a job array"
             )
     flat: Values = {}
     for key, value in _pairs(table):

@@ -13,9 +13,9 @@ from torch.nn import functional
 
 from fedmpi.common.errors import raised
 from fedmpi.data.schema import DataDescription
+from fedmpi.local.batched.convolution import Convolution, Geometry, ImageColumns, MaxPool, MeanPool
 from fedmpi.local.batched.first_layer import FirstLinear
 from fedmpi.local.batched.forms import LAYERS
-from fedmpi.local.batched.image import Convolution, Geometry, ImageColumns, MaxPool, MeanPool
 from fedmpi.local.batched.layers import (
     Flatten,
     Layer,

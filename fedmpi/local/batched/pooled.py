@@ -22,7 +22,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from fedmpi.local.batched.image import Convolution, Geometry, Maps, MaxPool, MeanPool, Patches
+from fedmpi.local.batched.convolution import Convolution, Geometry, Maps, MaxPool, MeanPool, Patches
 from fedmpi.local.batched.layers import Biased, Layer, Place, ReLU
 
 FEW_FILTERS = 8

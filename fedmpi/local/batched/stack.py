@@ -11,9 +11,9 @@ from torch import Tensor
 
 from fedmpi.data.schema import DataDescription
 from fedmpi.local.batched.chain import StackedNet
+from fedmpi.local.batched.convolution import ImageColumns
 from fedmpi.local.batched.first_layer import Drift, FirstLinear, KeptApart, ProductsAhead
 from fedmpi.local.batched.graph import GraphLayer
-from fedmpi.local.batched.image import ImageColumns
 from fedmpi.local.batched.layers import Layer, Place, Slot, StackedDropout, Step, Workspace
 from fedmpi.local.batched.text import Embedding, Tables
 from fedmpi.local.batched.update import Block, StackOptimizer, StackSGD
