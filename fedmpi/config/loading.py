@@ -48,7 +48,7 @@ class Config(ConfigTables):
     """
 
     _layers: list[Layer] = []
-    """What the user gave, to which overrides are added."""
+    """Layers of given values, to which overrides are added."""
 
     def __init__(self, **values: Any):
         self._fill([("Config", values)])

@@ -176,7 +176,7 @@ def _with_alternatives(keys: Mapping[str, Any]) -> set[str]:
 
 @dataclass(frozen=True)
 class _Planner:
-    """What the runs of a sweep have in common."""
+    """Settings that the runs of a sweep share."""
 
     origin: str
     out: Path

@@ -26,7 +26,7 @@ QUIET = (
 )
 TIMED = ("seconds", "phase_seconds", "busy_seconds", "idle_seconds", "wall_seconds", "git_commit")
 SEEN = ("rejection", "clients", "model", "record", "summary", "files", "printed")
-"""What is compared of two runs, causes before effects."""
+"""Aspects in which two runs are compared, causes before effects."""
 
 S = "model.hidden=[6]"
 SOME = f"{S} clients.sampler=uniform clients.count=4"
