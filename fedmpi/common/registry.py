@@ -74,6 +74,7 @@ KINDS = {
         Kind("aggregator", "server.aggregator", ("fedmpi.aggregation.aggregators",)),
         Kind("server optimizer", "server.optimizer", ("fedmpi.aggregation.server_optimizers",)),
         Kind("compressor", "compression", ("fedmpi.updates.compression",)),
+        Kind("attack", "attack", ("fedmpi.updates.attacks",)),
         Kind("local algorithm", "local.algorithm", ("fedmpi.local.algorithms",)),
         Kind("local optimizer", "local.optimizer", ("fedmpi.local.optimizers",), given=("lr",)),
         Kind("schedule", "local.schedule", ("fedmpi.local.optimizers",)),

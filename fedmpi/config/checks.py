@@ -153,7 +153,7 @@ def _own_updates(c: ConfigTables) -> Rows:
         "compression": c.compression.name != "none",
         "server.aggregator": c.server.aggregator.name != "mean",
         "server.weights": hasattr(c.server.weights.component.object, "after"),
-        "attack": c.attack.name in ("sign-flip", "noise"),
+        "attack": attacks_updates(c),
         "clients.sampler": "update_norm" in _needs(c),
     }
     relayed = {"local.on_divergence": c.local.on_divergence == "drop", "clients.sampler": "update_norm" in _measures(c)}
@@ -243,7 +243,7 @@ def _task(c: ConfigTables) -> Rows:
         ("clients.sampler.features", by_histogram),
         ("rebalance", c.rebalance is not None),
         ("topology", _mediators(c)),
-        ("attack", c.attack.name == "label-flip"),
+        ("attack", hasattr(c.attack.component.object, "labels")),
         ("clients.availability", c.clients.availability.name == "label-group"),
     ):
         reason = NO_CLASS.get(kind.name)
@@ -267,7 +267,7 @@ def _algorithm(c: ConfigTables) -> Rows:
         ("privacy.clip_norm", carries and c.privacy.clip_norm is not None, f"{more}, which is not bounded: no ε holds"),
         ("compression", carries and c.compression.name != "none", f"{more}, which is not compressed"),
         ("server.aggregator", sends and c.server.aggregator.name != "mean", f"{more}, which only the mean combines"),
-        ("attack", sends and c.attack.name in ("sign-flip", "noise"), f'{more}. Set attack = "label-flip"'),
+        ("attack", sends and attacks_updates(c), f'{more}. Set attack = "label-flip"'),
     ):
         yield broken, ["local.algorithm", key], reason
 
@@ -297,6 +297,11 @@ def _measures(c: ConfigTables) -> tuple[str, ...]:
     """Return what is measured for the client sampler's candidates."""
     measures: tuple[str, ...] = c.clients.sampler.component.marks.get("measures", ())
     return measures
+
+
+def attacks_updates(c: ConfigTables) -> bool:
+    """Check whether attackers send other updates than they have trained, and not only train on other labels."""
+    return c.attack.name != "none" and not hasattr(c.attack.component.object, "labels")
 
 
 def _mediators(c: ConfigTables) -> bool:

@@ -98,29 +98,6 @@ class ServerTable(Table):
     """Order-independent sums (64-bit fixed point): bit-identical on any number of ranks with equal CPUs, but slower."""
 
 
-class NoAttack(Table):
-    """All clients are honest."""
-
-    name: Literal["none"] = "none"
-
-
-class LabelFlip(Table):
-    """Attackers train on the labels C − 1 − y."""
-
-    name: Literal["label-flip"] = "label-flip"
-
-
-class UpdateAttack(Table):
-    """Attackers send −scale · Δ (sign-flip), or normal noise of standard deviation scale instead of Δ (noise)."""
-
-    name: Literal["sign-flip", "noise"]
-    scale: Positive = 1.0
-    """Length of the flipped update in that of the honest one; standard deviation of the noise."""
-
-
-Attack = Annotated[NoAttack | LabelFlip | UpdateAttack, Variants("none")]
-
-
 class ConstantRate(Table):
     """The same rate for all clients."""
 

@@ -26,13 +26,11 @@ from fedmpi.config.client_tables import (
     TaskTable,
 )
 from fedmpi.config.server_tables import (
-    Attack,
     CheckpointTable,
     ClusterTable,
     Devices,
     EvaluationTable,
     LoggingTable,
-    NoAttack,
     PrivacyTable,
     Rebalance,
     ServerTable,
@@ -66,8 +64,9 @@ class ConfigTables(Table):
     rebalance: Rebalance = None
     """Astraea's augmentation of scarce classes; absent or false = off, true = on with the defaults."""
     server: ServerTable = ServerTable()
-    attack: Attack = NoAttack()
-    """Dishonest clients: none; sign-flip; noise; label-flip. Their share is clients.attack_fraction."""
+    attack: Annotated[Chosen, chooses("attack", "none")] = Chosen("attack", "none")
+    """Attack of the dishonest clients, whose share is clients.attack_fraction: none; sign-flip; noise; label-flip; or a
+    custom "package.module:function": (update (d,), generator) -> what an attacker sends."""
     compression: Annotated[Chosen, chooses("compressor", "none")] = Chosen("compressor", "none")
     """Lossy upload of updates, simulated: none; float16; bfloat16; int8; top-k; or a custom
     "package.module:function": (update (d,), generator) -> what arrives."""

@@ -26,6 +26,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
 from fedmpi.common.types import Ints
 from fedmpi.config import Config
+from fedmpi.config.checks import attacks_updates
 from fedmpi.config.tables import probe_of
 from fedmpi.config.writing import flat_table
 from fedmpi.core.decisions import Decisions, Inquiry
@@ -63,7 +64,7 @@ from fedmpi.records.checkpoint import model_file
 from fedmpi.records.provenance import digests, part_sources, versions
 from fedmpi.samples.rules import RowRule
 from fedmpi.tasks.losses import task_loss
-from fedmpi.updates.attacks import FlippedLabels, attacked_updates, attackers
+from fedmpi.updates.attacks import AttackedUpdates, PoisonedLabels, attackers
 
 Facts = dict[str, str]
 
@@ -87,8 +88,9 @@ class RunData:
         samples = client_samples(config, store, streams, device)
         evaluated = EvaluatedParts(config, store, samples.data)
         check_targets(config.task.kind, store.description, str(config.data.source.name))
-        attacking = attackers(config, streams, store.clients)
-        trained_on = FlippedLabels(samples.data, attacking) if config.attack.name == "label-flip" else samples.data
+        attacking = attackers(config.attack, config.clients.attack_fraction, streams, store.clients)
+        poisons = config.attack.name != "none" and not attacks_updates(config)
+        trained_on = PoisonedLabels(samples.data, config.attack, attacking) if poisons else samples.data
         augmentation = rebalancing_facts(config, store, samples.rebalancing) if cluster.is_server else {}
         return cls(store, samples, evaluated, attacking, trained_on, augmentation)
 
@@ -140,7 +142,8 @@ class Experiment:
         cluster.server_trains = with_server
         layout = lay_out(cluster, data.sizes, store.shard_starts, with_server, shared)
         losses = partial(ClientMeasures, config, data.trained_on, streams, device, cluster.rank, model.loss)
-        observer = UpdateObserver.wanted_by(config, streams, attacked_updates(config, streams, data.attackers))
+        others = AttackedUpdates(config.attack, data.attackers, streams) if attacks_updates(config) else None
+        observer = UpdateObserver.wanted_by(config, streams, others)
         if observer is not None and config.logging.diagnostics:
             observer.losses = losses()
         agree_on_traits(cluster, model, description)

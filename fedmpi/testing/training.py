@@ -28,6 +28,7 @@ from fedmpi.models.flat import FlatModel
 from fedmpi.tasks.losses import Loss, made_up_targets
 from fedmpi.tasks.metrics import Metric, MetricTally
 from fedmpi.testing.check import Alike, CheckFailed, Contract, Subject, demand
+from fedmpi.updates.attacks import AttackedUpdates
 from fedmpi.updates.compression import Transport
 
 POPULATION, ROUNDS, STEPS = 6, 6, 4
@@ -90,12 +91,16 @@ def _models(subject: Subject) -> list[AnyArray]:
 
 
 def _received(subject: Subject) -> list[AnyArray]:
-    """Return what arrives of two updates (d,) of a client, without error feedback."""
-    transport, found = Transport(Chosen("compressor", subject.part.object, subject.options), Streams(3)), []
-    transport.part = subject.part
+    """Return what arrives of two updates (d,) of a client, without error feedback, or the labels of an attack."""
+    chosen, found = Chosen(subject.part.kind, subject.part.object, subject.options), []
+    if hasattr(subject.part.object, "labels"):
+        return [chosen.make().labels(torch.arange(CLASSES), CLASSES).numpy()]
+    attacks = subject.part.kind == "attack"
+    sender = AttackedUpdates(chosen, np.array([1]), Streams(3)) if attacks else Transport(chosen, Streams(3))
+    sender.part = subject.part
     for t in range(2):
         update = torch.from_numpy(np.random.Generator(np.random.Philox(t)).standard_normal(600).astype(np.float32))
-        found.append(transport.send(t, 1, update).numpy())
+        found.append(sender.send(t, 1, update).numpy())
     return found
 
 
@@ -212,7 +217,10 @@ CONTRACTS = {
     "local algorithm": Contract(_updates, "names and shapes as declared", "same result from the same work"),
     "schedule": Contract(_rates, "a rate of at least 0 in every round", "same rates in the same rounds"),
     "server optimizer": Contract(_models, "finite models of the same shape", "same step from the same update"),
-    "compressor": Contract(_received, "an update of the same shape arrives", "same update from the same generator"),
+    **dict.fromkeys(
+        ("compressor", "attack"),
+        Contract(_received, "an update of the same shape arrives", "same update from the same generator"),
+    ),
     "loss": Contract(
         _losses,
         "one finite value per sample",

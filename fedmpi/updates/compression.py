@@ -7,18 +7,18 @@ feedback: Seide et al. 2014; Karimireddy et al. 2019).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from fractions import Fraction
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
 
-from fedmpi.common.calling import calling, refuse_result
+from fedmpi.common.calling import calling, result_tensor
 from fedmpi.common.decorators import compressor
 from fedmpi.common.imports import Later
-from fedmpi.common.registry import Chosen, register
+from fedmpi.common.registry import Chosen, Component, register
 from fedmpi.common.streams import Purpose, Streams
 
 if TYPE_CHECKING:
@@ -123,15 +123,7 @@ class Transport:
 
     def _arrive(self, round: int, client: int, update: Tensor) -> Tensor:
         generator = self.streams.generator(Purpose.TRANSPORT, round, client)
-        with calling(self.part, round, client) if self.part.foreign else nullcontext():
-            found = self.compress(update, generator)
-        if found is None or found is update:
-            return update
-        if not isinstance(found, torch.Tensor) or found.shape != update.shape:
-            given = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
-            problem = f"it returned {given} for an update of {tuple(update.shape)}: return it as it arrives, or None"
-            raise refuse_result(self.part, problem, round, client)
-        return update.copy_(found)
+        return what_arrives(self.part, self.compress, update, generator, round, client)
 
     def gather_state(self, cluster: Cluster) -> dict[str, Tensor]:
         """Gather the residuals of all ranks' clients on rank 0, for a checkpoint; collective if there are residuals."""
@@ -150,6 +142,20 @@ class Transport:
         clients, values = (state[name] for name in RESIDUALS)
         rows = zip(clients.tolist(), values.view(len(clients), -1), strict=True)
         self.residuals = {client: row.clone() for client, row in rows if client in owned}
+
+
+def what_arrives(
+    part: Component,
+    change: Callable[[Tensor, np.random.Generator], Any],
+    update: Tensor,
+    generator: np.random.Generator,
+    round: int,
+    client: int,
+) -> Tensor:
+    """Return the update (d,) that a component changes in place, or returns instead; in place."""
+    with calling(part, round, client) if part.foreign else nullcontext():
+        found = change(update, generator)
+    return update if found is None or found is update else update.copy_(result_tensor(part, found, update.shape, round))
 
 
 def upload_bits(chosen: Chosen, values: int) -> Fraction:

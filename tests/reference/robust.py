@@ -33,9 +33,9 @@ def attackers(config: Config, clients: int) -> list[int]:
 def lie(config: Config, t: int, k: int, change: np.ndarray) -> np.ndarray:
     """Return the update that an attacker sends instead of its Δ."""
     if config.attack.name == "sign-flip":
-        return -config.attack.scale * change
+        return -config.attack.options["scale"] * change
     if config.attack.name == "noise":
-        return config.attack.scale * stream(config.seed, 1 + t, k).standard_normal(len(change))
+        return config.attack.options["scale"] * stream(config.seed, 1 + t, k).standard_normal(len(change))
     return change
 
 

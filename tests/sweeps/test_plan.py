@@ -216,7 +216,7 @@ def test_variants_can_list_components_and_a_key_at_the_top_can_too(tmp_path: Pat
         for sampler in ("sampler=uniform", "sampler=oort,explore=0.5")
     }
     config = runs["a,attack=noise,scale=0.5,alpha=0.5,sampler=uniform"].config
-    assert (config.attack.name, config.attack.scale, config.rebalance.alpha) == ("noise", 0.5, 0.5)
+    assert (config.attack.name, config.attack.options["scale"], config.rebalance.alpha) == ("noise", 0.5, 0.5)
 
 
 def test_a_run_with_a_key_that_does_not_suit_it_is_named(tmp_path: Path) -> None:

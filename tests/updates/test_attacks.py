@@ -1,4 +1,4 @@
-"""Updates of attackers: equal for any rank and any order of training, and no other update is changed."""
+"""Updates of attackers: equal for any rank and any order of training, and no other update is changed; their labels."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from fedmpi.common.registry import Chosen
 from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
-from fedmpi.config.server_tables import UpdateAttack
 from fedmpi.updates.attacks import AttackedUpdates, attackers
 
 ATTACKERS, STREAMS = np.array([1, 4]), Streams(3)
@@ -20,12 +20,13 @@ UPDATE = torch.linspace(-1, 1, 20_000)
 @pytest.mark.parametrize(("fraction", "count"), [(0.25, 3), (0.24, 2), (1.0, 10)])
 def test_a_share_of_the_clients_attacks_rounded_half_up(fraction: float, count: int) -> None:
     config = load_config(None, ["clients.sampler=all", "attack=noise", f"clients.attack_fraction={fraction}"])
-    found = attackers(config, STREAMS, 10)
+    found = attackers(config.attack, fraction, STREAMS, 10)
     assert len(set(found.tolist())) == count and found.tolist() == sorted(found.tolist())
 
 
 def sent(kind: Any, scale: float, round: int = 2, client: int = 4, update: torch.Tensor = UPDATE) -> torch.Tensor:
-    return AttackedUpdates(UpdateAttack(name=kind, scale=scale), ATTACKERS, STREAMS).send(round, client, update.clone())
+    attack = Chosen("attack", kind, {"scale": scale})
+    return AttackedUpdates(attack, ATTACKERS, STREAMS).send(round, client, update.clone())
 
 
 def test_attackers_send_the_update_flipped_and_stretched_the_honest_what_they_have() -> None:
