@@ -29,7 +29,6 @@ from data_prep.output import FULL, check_folder
 from data_prep.partitions import Request, completed
 from data_prep.partitions import partition as partition_by
 from data_prep.raw import READING, DataSet, RawDataset, ReadOptions, Source, Tally
-from data_prep.shifts import LABEL_NOISE, SHIFT, shifted, with_label_noise
 from data_prep.writer import check_numbers, write_shards
 from fedmpi.common.errors import UserError, suggestion
 from fedmpi.common.files import named_folder
@@ -160,20 +159,13 @@ def prepare(
     raw: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the official files are.")] = None,
     download: Annotated[bool, typer.Option("--download", help="Fetch the files from their official address.")] = False,
     val: Annotated[float, typer.Option(metavar="FRACTION", help="Share of every client kept for validation.")] = 0.0,
-    feature_shift: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Change features by client: module:function of yours.")
-    ] = None,
-    label_noise: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Make clients' labels noisy: module:function of yours.")
-    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Reject rows that cannot be read.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier preparation in DIR.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the names and options, write nothing.")] = False,
 ) -> None:
     """Replaced by HELP_PREPARE."""
     data, scheme = data_set(dataset), resolve("partition", partition)
-    changes = [resolve(kind, name) for kind, name in ((SHIFT, feature_shift), (LABEL_NOISE, label_noise)) if name]
-    parts = [data.reading, *([data.own] if data.own is not None else []), scheme, *changes]
+    parts = [data.reading, *([data.own] if data.own is not None else []), scheme]
     reserved = ["help", *(parameter.name or "" for parameter in context.command.params)]
     texts = parse_options(context.args, parts, reserved)
     given = {part: part.checked(texts[part]) for part in parts}
@@ -197,9 +189,6 @@ def prepare(
     found, request = requested(found, clients, Streams(seed).generator(Purpose.PARTITION))
     drawn = partition_by(partition, request, found.has_classes, **given[scheme])
     console.print(f"partition {partition}: {scheme.title} Seed {seed}", markup=False)
-    for part in changes:
-        change = shifted if part.kind == SHIFT else with_label_noise
-        found = change(found, drawn, part, given[part], seed)
     command = "python -m data_prep " + shlex.join(context.obj).encode("utf-8", "backslashreplace").decode()
     console.print(f"writing {len(drawn.rows):,} training samples to {out}", markup=False)
     write_shards(found, drawn, out, shards, seed, command, val, overwrite)

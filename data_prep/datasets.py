@@ -54,7 +54,7 @@ def _emnist(split: str, samples: str, classes: int) -> DataSet:
         name=f"emnist-{split}",
         samples=samples,
         classes=str(classes),
-        licence="no formal licence (from NIST Special Database 19, a US government work); cite the paper",
+        licence="no formal license (from NIST Special Database 19, a US government work); cite the paper",
         citation="G. Cohen, S. Afshar, J. Tapson, A. van Schaik, EMNIST: an extension of MNIST to handwritten letters, "
         "2017",
         page="https://www.nist.gov/itl/products-and-services/emnist-dataset",
@@ -71,7 +71,7 @@ def _cifar(classes: int, files: str, md5: str) -> DataSet:
         name=f"cifar{classes}",
         samples="50,000 + 10,000",
         classes=str(classes),
-        licence="no formal licence; cite the technical report",
+        licence="no formal license; cite the technical report",
         citation="A. Krizhevsky, Learning multiple layers of features from tiny images, University of Toronto, 2009",
         page="https://www.cs.toronto.edu/~kriz/cifar.html",
         files=f"the unpacked folder cifar-{classes}{files}",
@@ -88,7 +88,8 @@ def read_digits(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally
 
 OWN_ARRAYS = DataSet(
     name="arrays",
-    files="an .npz file with x, y and optionally user, x_test, y_test, or a table: .csv, .tsv, .parquet, .arrow",
+    files="an .npz file with x, y and optionally user, x_test, y_test, or a table (.csv, .tsv, .parquet, .arrow), or "
+    "a folder of tables (train and test by name)",
     reader=read_own_files,
     options=TEXT_OPTIONS | OF_ARRAYS | {"label", "user", "features", "delimiter", "encoding", "image_size"},
     raw="file",
@@ -132,7 +133,7 @@ ALL = (
         name="sentiment140",
         samples="1,600,000 + 359",
         classes="2",
-        licence="no formal licence; research use",
+        licence="no formal license; research use",
         citation="A. Go, R. Bhayani, L. Huang, Twitter sentiment classification using distant supervision, Stanford, "
         "2009",
         page="http://help.sentiment140.com/for-students",
@@ -150,7 +151,7 @@ ALL = (
         name="mind",
         samples="51,282 (MIND-small, train)",
         classes="17",
-        licence="Microsoft Research Licence Terms, non-commercial research only",
+        licence="Microsoft Research License Terms, non-commercial research only",
         citation="F. Wu et al., MIND: a large-scale dataset for news recommendation, ACL 2020",
         page="https://msnews.github.io",
         files="news.tsv of one part of MIND (plain or .gz)",
@@ -161,7 +162,7 @@ ALL = (
         name="amazon",
         samples="198,502 Beauty, 167,597 Toys (2014)",
         classes="5",
-        licence="no formal licence; research use, cite the papers",
+        licence="no formal license; research use, cite the papers",
         citation="J. McAuley et al., Image-based recommendations on styles and substitutes, SIGIR 2015; "
         "J. Ni, J. Li, J. McAuley, Justifying recommendations using distantly-labeled reviews, EMNLP 2019",
         page="https://jmcauley.ucsd.edu/data/amazon/",
@@ -174,7 +175,7 @@ ALL = (
         name="femnist",
         samples="about 800,000 of 3,500 writers",
         classes="62",
-        licence="no formal licence (from NIST Special Database 19); LEAF: BSD 2-clause",
+        licence="no formal license (from NIST Special Database 19); LEAF: BSD 2-clause",
         citation=LEAF,
         page="https://leaf.cmu.edu",
         files="LEAF's train/*.json and test/*.json, or TFF's fed_emnist_train.h5 and fed_emnist_test.h5",
@@ -197,11 +198,6 @@ ALL = (
         reader=read_shakespeare,
     ),
     OWN_ARRAYS,
-    replace(
-        OWN_ARRAYS,
-        name="parquet",
-        files="a .parquet, .arrow or .csv file, or a folder of them (train and test by name)",
-    ),
     DataSet(
         name="imagefolder",
         files="DIR/train/CLASS/* and DIR/test/CLASS/*, or DIR/CLASS/* (a part is then held out for testing)",

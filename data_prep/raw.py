@@ -57,7 +57,6 @@ class RawDataset:
     vectors: npt.NDArray[np.float32] | None = None
     extras: dict[str, AnyArray] = field(default_factory=dict)  # Further arrays stored once beside the shards
     notes: tuple[str, ...] = ()  # Notes for the user about the data, for the manifest
-    given_y: Ints | None = None  # (n,): Classes that clients train on, if they differ from `y`, the true ones
     # ``fit(data, rows)`` is `data` with the normalization or vocabulary of these rows for training; None if fixed
     fit: Callable[[RawDataset, Ints], RawDataset] | None = None
     targets: str = "classification"  # Kind of targets (`fedmpi.data.schema.TARGETS`)
@@ -291,9 +290,9 @@ class DataSet:
 
 
 def not_official(data: RawDataset, tally: Tally) -> RawDataset:
-    """Mark data in an official set's format as unofficial: unknown licence, measured mean and standard deviation."""
+    """Mark data in an official set's format as unofficial: unknown license, measured mean and standard deviation."""
     tally.note(
         f"these are not {data.name}'s own files, but another data set in their format ({data.name}-format). Mean and "
-        "standard deviation are measured; the licence and the citation above are not theirs"
+        "standard deviation are measured; the license and the citation above are not theirs"
     )
     return replace(data, name=f"{data.name}-format", licence=UNKNOWN, citation=UNKNOWN, fit=measure)

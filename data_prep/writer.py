@@ -99,13 +99,8 @@ class ShardPlan:
     @cached_property
     def count_dtype(self) -> np.dtype[Any]:
         """Stored dtype of class counts."""
-        blocks = class_count_blocks(Partition(self.rows, self.offsets), self.given, self.raw.classes)
+        blocks = class_count_blocks(Partition(self.rows, self.offsets), self.raw.y, self.raw.classes)
         return np.min_scalar_type(max(int(block.max(initial=0)) for block in blocks))
-
-    @property
-    def given(self) -> AnyArray:
-        """Targets of all rows, as the clients get them."""
-        return self.raw.y if self.raw.given_y is None else self.raw.given_y
 
 
 def _planned(
@@ -128,9 +123,6 @@ def _planned(
         if len(held_rows) <= fraction * samples - 1:
             share = f"the validation part is {len(held_rows) / samples:.1%} of the samples, not {fraction:.1%}"
             notes = (*notes, f"{share}: every client keeps a sample to train on")
-        if raw.given_y is not None:
-            wrong = int((raw.given_y[rows] != raw.y[rows]).sum())
-            notes = (*notes, f"{wrong:,} of {len(rows):,} training labels are not the true ones")
         raw = replace(raw, notes=notes)
     clients = partition.clients
     # shards of nearly equal samples, each with at least one client
@@ -170,14 +162,14 @@ def _write(plan: ShardPlan, folder: Path, seed: int, command: str) -> Manifest:
                 store(h5, OFFSETS, offsets)
                 store(h5, CLIENT_IDS, plan.client_ids)
             rows[VALIDATION_PART] = plan.held
-            _stream(h5, raw, plan.held, raw.y, target_dtype(raw))
+            _stream(h5, raw, plan.held, target_dtype(raw))
         val = entry(path, 0, 0 if offsets is None else len(offsets) - 1, len(plan.held))
     rows[TESTING] = raw.test
     if partition.balanced_test and raw.has_classes:
         rows[TESTING] = raw.test[balanced_rows(raw.y[raw.test], raw.classes, partition.test_total)]
     with new_h5(folder / TEST) as h5:
         dtype = np.dtype(np.int64) if raw.has_classes else target_dtype(raw)
-        _stream(h5, raw, rows[TESTING], raw.y, dtype)
+        _stream(h5, raw, rows[TESTING], dtype)
     test = entry(folder / TEST, samples=len(rows[TESTING]))
     notes: tuple[str, ...] = ()
     if raw.has_classes:
@@ -217,15 +209,15 @@ def _fill_shard(plan: ShardPlan, first: int, last: int, path: Path) -> None:
         if raw.has_classes:
             counts = reserve(h5, CLASS_COUNTS, (last - first, raw.classes), plan.count_dtype)
             filled = 0
-            for block in class_count_blocks(mine, plan.given, raw.classes):
+            for block in class_count_blocks(mine, raw.y, raw.classes):
                 counts[filled : filled + len(block)] = block.astype(plan.count_dtype)
                 filled += len(block)
-        _stream(h5, raw, mine.rows, plan.given, target_dtype(raw))
+        _stream(h5, raw, mine.rows, target_dtype(raw))
 
 
-def _stream(h5: h5py.File, raw: RawDataset, rows: Ints, y: AnyArray, target_dtype: np.dtype[Any]) -> None:
+def _stream(h5: h5py.File, raw: RawDataset, rows: Ints, target_dtype: np.dtype[Any]) -> None:
     """Write features and targets of rows in blocks."""
-    labels = reserve(h5, LABELS, (len(rows), *y.shape[1:]), target_dtype)
+    labels = reserve(h5, LABELS, (len(rows), *raw.y.shape[1:]), target_dtype)
     features = reserve(h5, FEATURES, (len(rows), *raw.feature_shape), raw.dtype)
     step = max(1, CHUNK_BYTES // row_bytes(raw))
     for low in range(0, len(rows), step):
@@ -235,7 +227,7 @@ def _stream(h5: h5py.File, raw: RawDataset, rows: Ints, y: AnyArray, target_dtyp
         if x.shape != (len(part), *raw.feature_shape) or x.dtype != np.dtype(raw.dtype):
             expected = f"{raw.dtype} {(len(part), *raw.feature_shape)}"
             raise ValueError(f"the reader of {raw.name} gave {x.dtype} {x.shape} instead of {expected}")
-        labels[low : low + len(part)] = y[part].astype(target_dtype)
+        labels[low : low + len(part)] = raw.y[part].astype(target_dtype)
         features[low : low + len(part)] = x.take(inverse_of(order), axis=0)
 
 

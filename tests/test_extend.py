@@ -44,8 +44,6 @@ METRICS: dict[str, dict[str, Any]] = {"metric:coverage": {"least": 0.2}}
 PREPARED: dict[str, dict[str, Any]] = {
     "data_set:waves": {"noise": 0.1},
     "partition:home_class": {"share": 0.9},
-    "feature_shift:contrast": {"least": 0.1},
-    "label_noise:careless": {"share": 0.9},
 }
 SOURCES: dict[str, dict[str, Any]] = {"source:clouds": {"clients": 7}}
 KINDS = {
@@ -56,8 +54,6 @@ KINDS = {
     "scheduling:dealt": "scheduling",
     "partition:home_class": "partition",
     "availability:in_turns": "availability",
-    "feature_shift:contrast": "feature shift",
-    "label_noise:careless": "label noise",
     "source:clouds": "data source",
 }
 SMALL = {

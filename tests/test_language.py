@@ -36,7 +36,7 @@ GLOSSARY = {
     r"lies|stands?": "is",
     r"unlike": "different",
     r"(?:central|normal|random|standard|summar|initial|regular)is(?:e|es|ed|ing|ation)": "US spelling",
-    r"neighbou\w+|colou\w+|behaviou\w+|(?:un)?labelled": "US spelling",
+    r"neighbou\w+|colou\w+|behaviou\w+|(?:un)?labelled|licences?": "US spelling",
     r"seldom|heeded|henceforth|thereof|whereof|therein": "plain words",
 }
 """Pattern → what to write instead."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from data_prep.formats.images import STATISTICS_ROWS, ImageFacts, common_form, decoded, image_facts
-from data_prep.formats.tables import LISTED, Column, UserTable, is_arrow, is_missing, is_table, open_table, roles_of
+from data_prep.formats.tables import LISTED, Column, UserTable, is_missing, is_table, open_table, roles_of
 from data_prep.formats.texts import Texts
 from data_prep.holdout import hold_out_test
 from data_prep.raw import DataSet, RawDataset, ReadOptions, Tally, Understood, measure, rows_of
@@ -194,12 +194,12 @@ def read_own_files(data_set: DataSet, raw: Path, options: ReadOptions, tally: Ta
     if raw.is_file() and not raw.stat().st_size:
         raise UserError(f"{raw} is empty. Write or fetch it again.")
     if raw.is_dir() or is_table(raw):
-        name, own = "parquet" if raw.is_dir() or is_arrow(raw) else "arrays", of_table(raw, options, tally)
+        own = of_table(raw, options, tally)
     elif raw.name.lower().endswith(".npz"):
-        name, own = "arrays", of_arrays(raw, read_npz(raw, options), options)
+        own = of_arrays(raw, read_npz(raw, options), options)
     else:
         raise UserError(f"{raw} has an unsupported format. --raw must name {data_set.files}.")
-    return hold_out_test(own.data_set(replace(data_set, name=name), options, tally), options.split, tally)
+    return hold_out_test(own.data_set(data_set, options, tally), options.split, tally)
 
 
 def of_table(raw: Path, options: ReadOptions, tally: Tally) -> OwnData:

@@ -86,8 +86,6 @@ KINDS = {
         Kind("scheduling", "topology.scheduling", ("fedmpi.mediators.scheduling",)),
         Kind("partition", "--partition", SCHEMES),
         Kind("data set", "--dataset", ("data_prep.datasets",)),
-        Kind("feature shift", "--feature-shift", ("data_prep.shifts",)),
-        Kind("label noise", "--label-noise", ("data_prep.shifts",)),
     )
 }
 """All kinds by name."""

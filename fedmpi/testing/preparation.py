@@ -1,4 +1,4 @@
-"""Contracts of components for `python -m data_prep`: partitions, changes of clients' samples, readers of data sets."""
+"""Contracts of components for `python -m data_prep`: partitions and readers of data sets."""
 
 from __future__ import annotations
 
@@ -53,34 +53,6 @@ def _owners(subject: Subject) -> list[AnyArray]:
     return found
 
 
-def _shifted(subject: Subject) -> list[AnyArray]:
-    """Return shifted byte images of some samples of each client; the given arrays are read-only."""
-    from data_prep.shifts import checked_sample
-
-    images = np.random.Generator(np.random.Philox(6)).integers(0, 256, (3 * FEW_CLIENTS, 1, 8, 8)).astype(np.uint8)
-    images.flags.writeable = False
-    of_sample = subject.made()(FEW_CLIENTS, Streams(1).generator(Purpose.PARTITION))
-    demand(callable(of_sample), f"it gives a {type(of_sample).__name__}: it gives a function (x, client, generator)")
-    return [
-        checked_sample(subject.part, of_sample(x, row % FEW_CLIENTS, Streams(row).generator(Purpose.ROWS)), x)
-        for row, x in enumerate(images)
-    ]
-
-
-def _noisy(subject: Subject) -> list[AnyArray]:
-    """Return noisy labels of samples of which every tenth has no client and keeps its label."""
-    from data_prep.shifts import checked_labels
-
-    rows, labels = np.arange(ROWS), _labels()
-    nobody = rows % 10 == 0
-    owners = np.where(nobody, -1, rows % FEW_CLIENTS)
-    given = subject.made()(labels, owners, CLASSES, Streams(1).generator(Purpose.PARTITION))
-    given = given[0] if isinstance(given, tuple) and len(given) == 2 else given
-    found = checked_labels(subject.part, given, ROWS, CLASSES)
-    demand(np.array_equal(found[nobody], labels[nobody]), "it changes labels of samples without a client (owner -1)")
-    return [found]
-
-
 def _contents(subject: Subject, order: int = 1, batch: int = SOME_ROWS) -> list[AnyArray]:
     """Return labels, users, test part, and the first features and targets, read in this order and in batches."""
     from data_prep.datasets import OF_ARRAYS, read_own, reads_files
@@ -119,10 +91,6 @@ CONTRACTS = {
                 ),
             ),
         ),
-    ),
-    "feature shift": Contract(_shifted, "samples keep their shape", "same samples from the same generators"),
-    "label noise": Contract(
-        _noisy, "a label for each sample, unchanged without a client", "same labels from the same generator"
     ),
     "data set": Contract(
         _contents,

@@ -1,4 +1,4 @@
-"""Custom partitions, readers, feature shifts and label noise, by "package.module:function"."""
+"""Custom partitions and readers, by "package.module:function"."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from fedmpi import ComponentFailure
 from fedmpi.data.opening import open_store
 from tests.data_prep.command import main
 
-EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 OWN = """
 import dataclasses
 import numpy as np
@@ -59,30 +58,14 @@ def labels_misnamed():
 
 def no_arrays():
     return [1, 2]
-
-def large(clients, generator):
-    return lambda x, client, generator: x.astype(float) + 300 * (client % 2)
-
-def short(clients, generator):
-    return lambda x, client, generator: x[..., 1:]
-
-def nothing(clients, generator):
-    return None
-
-def beyond(labels, owners, classes, generator):
-    return labels + 1
-
-def few(labels, owners, classes, generator):
-    return labels[:3]
 """
 
 
 @pytest.fixture
 def prepare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Prepare with components of `mine` and of the examples; return the store."""
+    """Prepare with components of `mine`; return the store."""
     (tmp_path / "mine.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [str(EXAMPLES), *sys.path])
     monkeypatch.delitem(sys.modules, "mine", raising=False)
 
     def prepared(words: str) -> Any:
@@ -147,75 +130,8 @@ def test_options_that_a_component_does_not_have_are_rejected(
         ("mine:no_labels --partition iid --clients 2", r"mine:no_labels .* returned no array 'y'"),
         ("mine:labels_misnamed --partition iid --clients 2", "returned an array 'label'. Return only"),
         ("mine:no_arrays --partition iid --clients 2", "returned a list: return a dictionary of arrays"),
-        ("digits --partition iid --clients 4 --feature-shift mine:short", "as many finite numbers"),
-        ("digits --partition iid --clients 4 --feature-shift mine:nothing", "Return a function"),
-        ("digits --partition iid --clients 4 --label-noise mine:beyond", "returned labels from 1 to 10"),
-        ("digits --partition iid --clients 4 --label-noise mine:few", "the label of each of the 1442 rows"),
     ],
 )
 def test_a_useless_answer_names_the_component(prepare: Any, words: str, message: str) -> None:
     with pytest.raises(ComponentFailure, match=message):
         main([*words.split(), "--out", "shards"])
-
-
-# Feature shifts and label noise
-
-FOUR = "--partition iid --clients 4 --val 0.2"
-
-
-def parts(store: Any) -> tuple[list[tuple[np.ndarray, np.ndarray]], Any, Any]:
-    """Clients' samples, validation and test part, in memory."""
-    held = [tuple(map(np.array, store.client(client))) for client in range(store.clients)]
-    return held, tuple(map(np.array, store.validation())), tuple(map(np.array, store.test()))
-
-
-def test_each_client_sees_its_images_turned_and_the_test_part_is_upright(prepare: Any) -> None:
-    plain, val, test = parts(prepare(f"digits {FOUR}"))
-    store = prepare(f"digits {FOUR} --feature-shift shifts:rotation")
-    turned, turned_val, turned_test = parts(store)
-    quarters = {
-        next(q for q in range(4) if np.array_equal(np.rot90(x, q, axes=(2, 3)), shifted[0]))
-        for (x, _), shifted in zip(plain, turned, strict=True)
-    }
-    assert quarters == {0, 1, 2, 3}  # each angle has equally many clients
-    np.testing.assert_array_equal(test[0], turned_test[0])
-    assert not np.array_equal(val[0], turned_val[0]) and np.array_equal(val[1], turned_val[1])
-    x = np.concatenate([x for x, _ in turned]) / 255
-    assert store.description.mean == pytest.approx([x.mean()]) and "features shifted" in " ".join(store.manifest.notes)
-
-
-def test_noise_grows_with_the_client_and_each_sample_has_its_own(prepare: Any) -> None:
-    np.savez("a.npz", x=np.ones((40, 4), np.float32), y=np.arange(40) % 2)
-    rows = np.concatenate([x for x, _ in parts(prepare(f"arrays --raw a.npz {FOUR} --feature-shift shifts:noise"))[0]])
-    assert len(np.unique(rows, axis=0)) == len(rows)
-    plain = parts(prepare(f"digits {FOUR}"))[0]
-    words = f"digits {FOUR} --feature-shift shifts:noise --level 0.05"
-    noisy, again = (parts(prepare(f"{words} --shards {shards}"))[0] for shards in (8, 3))
-    spread = [(n.astype(float) - p)[(p > 0) & (n > 0)].std() for (p, _), (n, _) in zip(plain, noisy, strict=True)]
-    assert spread == sorted(spread) and spread[-1] > 1.5 * spread[0]
-    assert all(np.array_equal(a[0], b[0]) for a, b in zip(noisy, again, strict=True))
-    large = parts(prepare(f"digits {FOUR} --feature-shift mine:large"))[0]
-    assert [int(x.min()) for x, _ in large] == [0, 255, 0, 255]  # bytes are clipped
-
-
-@pytest.mark.parametrize(("to", "share"), [("any", 0.9), ("next", 1.0)])
-def test_labels_of_clients_are_wrong_and_those_of_validation_and_test_part_are_not(
-    prepare: Any, to: str, share: float
-) -> None:
-    plain, val, test = parts(prepare(f"digits {FOUR}"))
-    store = prepare(f"digits {FOUR} --label-noise shifts:wrong_labels --low 1 --to {to}")
-    noisy, noisy_val, noisy_test = parts(store)
-    wrong = np.concatenate([a[1] != b[1] for a, b in zip(plain, noisy, strict=True)])
-    assert abs(wrong.mean() - share) < 0.05  # five standard errors are 0.045
-    assert np.array_equal(val[1], noisy_val[1]) and np.array_equal(test[1], noisy_test[1])
-    assert any(f"{wrong.sum():,} of {len(wrong):,} training labels" in note for note in store.manifest.notes)
-    counts = np.stack([np.bincount(y, minlength=10) for _, y in noisy])
-    np.testing.assert_array_equal(store.class_counts(), counts)
-
-
-def test_data_that_cannot_be_changed_are_rejected(prepare: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("t.csv").write_text("text,label\n" + "".join(f"word {row},{row % 2}\n" for row in range(30)))
-    np.savez("a.npz", x=np.eye(30), y=np.random.default_rng(0).random((30, 2)))
-    for words in ("t.csv --feature-shift mine:large", "a.npz --label-noise mine:few"):
-        assert main([*f"arrays {FOUR} --out shards --raw {words}".split()]) == 2
-        assert "Leave it out" in capsys.readouterr().err

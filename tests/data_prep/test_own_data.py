@@ -36,9 +36,8 @@ def prepared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Prepared:
     """Prepare a file for two clients: the store and the manifest, or, of exit code 2, the one sentence on stderr."""
 
     def prepare(raw: Path, *words: str) -> Any:
-        data_set = "parquet" if raw.suffix in (".parquet", ".arrow") else "arrays"
         laws = [] if "--partition" in words else ["--partition", "iid", "--clients", "2"]
-        code = main([data_set, "--raw", str(raw), *laws, *words, "--out", str(tmp_path / "out"), "--overwrite"])
+        code = main(["arrays", "--raw", str(raw), *laws, *words, "--out", str(tmp_path / "out"), "--overwrite"])
         said = capsys.readouterr()
         if code == 2:
             assert said.err.startswith("error: ") and said.err.count("\n") == 1 and "ClientArrays" not in said.err

@@ -37,6 +37,6 @@ def read(raw: Path) -> RawDataset:
         std=(0.2673, 0.2564, 0.2762),
         users=users,
         user_names=tuple(names.tolist()),
-        licence="no formal licence; cite the technical report",
+        licence="no formal license; cite the technical report",
         citation="A. Krizhevsky, Learning multiple layers of features from tiny images, 2009",
     )
