@@ -26,7 +26,7 @@ from fedmpi.common.arithmetic import process_as_before
 from fedmpi.common.errors import RunFailure, UserError
 from fedmpi.common.files import named_folder
 from fedmpi.common.terminal import paragraph
-from fedmpi.config import Config
+from fedmpi.config import Config, load_config
 from fedmpi.config.loading import given_config, read_toml
 from fedmpi.core.experiment import Experiment
 from fedmpi.core.loop import Ending, Simulation
@@ -318,7 +318,7 @@ def load_run(folder: str | Path) -> Run:
 def _config_of(path: Path) -> Config:
     """Return the configuration in RUN/config.toml, with the current path of its shards."""
     with sources_of(path):
-        return Config.load(path)
+        return load_config(path)
 
 
 def _records(folder: Path, rounds: int | None) -> list[Record]:

@@ -165,7 +165,7 @@ def test_objects_without_a_file_are_reported_and_no_folder_repeats_them_as_somet
 ) -> None:
     with caplog.at_level(logging.WARNING, "fedmpi"):
         run = fedmpi.run("fedavg", {**FEW, key: given}, out=tmp_path / "run")
-    sentence = f"{key} was given as an object that config.toml names"
+    sentence = f"{key} is '{HERE}:{name}' in config.toml"
     assert caplog.text.count(sentence) == 1 and sentence in (tmp_path / "run" / "run.log").read_text()
     assert stored(run, key) == f"{HERE}:{name}"
     with pytest.raises(fedmpi.UserError, match=rf"{key} = .*\(\.\.\.\)' names an object that Python code gave"):
@@ -196,7 +196,7 @@ def test_data_in_memory_have_a_name_that_says_so(tmp_path: Path, caplog: pytest.
     x = np.random.default_rng(0).standard_normal((40, 64)).astype(np.float32)
     data = fedmpi.ClientArrays(x, np.arange(40) % 2, np.arange(40) % 4, test=(x, np.arange(40) % 2))
     run = fedmpi.run("fedavg", {"rounds": 1, "clients.count": 4}, data=data, out=tmp_path)
-    assert stored(run, "data.source").startswith("ClientArrays:") and "was given as an object" not in caplog.text
+    assert stored(run, "data.source").startswith("ClientArrays:") and "repeat this run" not in caplog.text
 
 
 def test_a_text_that_looks_like_such_a_name_is_none() -> None:

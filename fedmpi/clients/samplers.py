@@ -76,9 +76,9 @@ def stratified(
     view: View,
     *,
     allocation: Rule = "neyman",
-    every_stratum: Annotated[bool, only_with("allocation", "neyman")] = True,
+    every_stratum: Annotated[bool, only_with("clients.sampler.allocation", "neyman")] = True,
     within_stratum: Literal["uniform", "importance"] = "importance",
-    design: Annotated[Design, only_with("within_stratum", "importance")] = "systematic",
+    design: Annotated[Design, only_with("clients.sampler.within_stratum", "importance")] = "systematic",
 ) -> Cohort:
     """Draw from every stratum separately (FedSSO, Algorithm 1, lines 4-8; FedSTS; FedSTaS, Algorithm 2).
 

@@ -10,9 +10,9 @@ import inspect
 import re
 import typing
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Annotated, Any
 
@@ -66,13 +66,9 @@ OWN = "package.module:object"
 class Condition:
     """Condition on another key, without which a key has no effect; an annotation of the key's type."""
 
-    key: str  # a key of the same table, or the full name of another
+    key: str  # its full name
     values: tuple[Any, ...]
     included: bool = True  # True if the other key must have one of the values, False if none of them
-
-    def within(self, table: str, names: Collection[str]) -> Condition:
-        """Return the condition with the full name of the other key, which may be one of the names in the table."""
-        return replace(self, key=f"{table}.{self.key}") if self.key in names else self
 
     def holds(self, value: Any) -> bool:
         """Check the condition for a value of the other key."""

@@ -26,7 +26,6 @@ from fedmpi.common.options import (
     OpenTable,
     Options,
     Table,
-    conditions_of,
     docstring,
     first_sentence,
     location,
@@ -284,13 +283,6 @@ class Chosen:
         """Return all options, those of `services` among them."""
         names = self.component.options if self.is_component and not self.late else {}
         return self.options | {name: getattr(self._table, name) for name in names}
-
-    def without_effect(self, name: str) -> str | None:
-        """Return the condition without which an option has no effect here; None if it has one."""
-        values = self.values
-        conditions = [item for item in conditions_of(self.component.options.get(name)) if item.key in values]
-        missing = [item for item in conditions if not item.holds(values[item.key])]
-        return " and ".join(str(item.within(self.component.key, values)) for item in missing) or None
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Chosen) or (self.kind, self.choice) != (other.kind, other.choice):

@@ -1,4 +1,4 @@
-"""Base of all tables of the configuration, ranges of numbers, components and tables with variants."""
+"""Types of the configuration's values: ranges of numbers, components, variants of tables; values as a file has them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,7 @@ from datetime import date
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    Field,
-    GetCoreSchemaHandler,
-)
+from pydantic import BaseModel, BeforeValidator, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from fedmpi.common.imports import written_name
@@ -104,16 +99,12 @@ def written(value: Any) -> Any:
     if value is None or isinstance(value, str | bool | int | float | date):
         return value
     if isinstance(value, Chosen):
-        return {"name": value.name, **{name: written(inner) for name, inner in value.given.items()}}
-    if isinstance(value, BaseModel):
-        return {name: written(inner) for name, inner in value if inner is not None}
+        return {"name": value.name, **written(value.given)} if value.given else value.name
     if isinstance(value, list | tuple):
         return [str(inner) if inner is None else written(inner) for inner in value]
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {str(key): written(inner) for key, inner in value.items() if inner is not None}
-    if isinstance(value, np.generic):
-        return written(value.item())
-    return written_name(value)
+    return written(value.item()) if isinstance(value, np.generic) else written_name(value)
 
 
 def storable(value: Any) -> bool:

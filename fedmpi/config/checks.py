@@ -13,8 +13,7 @@ from pydantic import BaseModel
 from fedmpi.common.calling import calling, takes
 from fedmpi.common.options import in_toml
 from fedmpi.common.task_kinds import KINDS, kinds_of
-from fedmpi.config.base import ALTERNATIVES
-from fedmpi.config.keys import components_of, value_of
+from fedmpi.config.keys import components_of, entries
 from fedmpi.config.server_tables import Mediators
 from fedmpi.config.tables import local_algorithm, stratification
 
@@ -47,7 +46,7 @@ def contradiction(c: ConfigTables) -> str | None:
 
 def _given(c: ConfigTables, key: str) -> str:
     """Return a key with its value; a table without a name as its key alone."""
-    value = value_of(c, key)
+    value = entries(c)[key].value if key in entries(c) else None
     value = getattr(value, "name", value)
     return key if value is None or isinstance(value, BaseModel) else f"{key} = {in_toml(value)}"
 
@@ -72,8 +71,11 @@ def _selection(c: ConfigTables) -> Rows:
         ["clients.sampler"],
         "set clients.count or clients.fraction, the clients of a round",
     )
-    for pair in ALTERNATIVES:
-        yield None not in [value_of(c, key) for key in pair], pair, "they say the same in two ways. Keep one of them"
+    for pair, values in (
+        (("clients.count", "clients.fraction"), (c.clients.count, c.clients.fraction)),
+        (("local.epochs", "local.steps"), (c.local.epochs, c.local.steps)),
+    ):
+        yield None not in values, pair, "they say the same in two ways. Keep one of them"
     by_norm = "norms" in needs or sampler.options.get("within_stratum") == "importance"
     yield (
         by_norm and stratification(c).features.name == "label-histogram",

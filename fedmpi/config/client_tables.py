@@ -23,8 +23,9 @@ from fedmpi.config.base import (
     chooses_several,
 )
 
+OF_GRADIENTS = not_with("clients.sampler.features", "label-histogram")
 BERNOULLI = only_with("samples.sampler", "bernoulli")
-PRIVATE = not_with("estimate", "exact")
+PRIVATE = not_with("samples.size.estimate", "exact")
 
 
 class DataTable(Table):
@@ -103,9 +104,9 @@ class ClientsTable(Table):
     sampler: Annotated[Chosen, chooses("client sampler", "uniform")] = Chosen("client sampler", "uniform")
     """all; uniform without replacement; weighted by n_k; importance (by gradient norm); stratified; power-of-choice,
     oort (by loss); clustered-md (by size); or a custom sampler, "package.module:object"."""
-    count: Annotated[Count | None, not_with("sampler", "all")] = None
+    count: Annotated[Count | None, not_with("clients.sampler", "all")] = None
     """Number of clients selected per round, m. Give this or `fraction`."""
-    fraction: Annotated[Probability | None, not_with("sampler", "all")] = None
+    fraction: Annotated[Probability | None, not_with("clients.sampler", "all")] = None
     """Share of all clients selected per round."""
     availability: Annotated[Chosen, chooses("availability", "always")] = Chosen("availability", "always")
     """always; bernoulli: with a probability in every round; label-group: by the client's most frequent
@@ -136,7 +137,7 @@ class SizeTable(Table):
     """ε of one client's size answer."""
     max_size: Annotated[Count, Field(ge=3), PRIVATE] = 300
     """M: answers lie in 1 … M − 1; larger clients are clipped."""
-    clip: Annotated[bool, only_with("estimate", "randomized-response")] = True
+    clip: Annotated[bool, only_with("samples.size.estimate", "randomized-response")] = True
     """Clip sizes at M − 1 (paper), or answer unclipped as the published code does (no ε for larger clients)."""
     query: Literal["all", "selected"] = "all"
     """Clients that report their size."""
@@ -150,7 +151,7 @@ class SamplesTable(Table):
     sampler: Annotated[Chosen, chooses("data sampler", "all")] = Chosen("data sampler", "all")
     """all; bernoulli: each sample with K/Ñ (FedSampling); ratio: a fixed share of every client; exact: exactly K of the
     pooled samples; or a custom data sampler, "package.module:object"."""
-    budget: Annotated[Count | None, only_with("sampler", "bernoulli", "exact", OWN)] = None
+    budget: Annotated[Count | None, only_with("samples.sampler", "bernoulli", "exact", OWN)] = None
     """K, the number of samples per round."""
     size: Annotated[SizeTable, BERNOULLI] = SizeTable()
     """Estimation of Ñ: { estimate, epsilon, max_size, clip, query, reuse_reports }."""
@@ -247,12 +248,10 @@ class Norms(Table):
     label shares."""
     refresh: WholeOrZero = 1
     """Rounds between two stratifications; 0 = once, before the first round."""
-    refresh_clients: Annotated[
-        Literal["all", "selected"], not_with("features", "label-histogram"), not_with("refresh", 0)
-    ] = "all"
+    refresh_clients: Annotated[Literal["all", "selected"], OF_GRADIENTS, not_with("clients.sampler.refresh", 0)] = "all"
     """Clients whose gradients are measured again: all, or those selected in the previous round (the others' become
     stale)."""
-    projection_above: Annotated[Count, not_with("features", "label-histogram")] = 20_000_000
+    projection_above: Annotated[Count, OF_GRADIENTS] = 20_000_000
     """Feature values (clients × parameters) above which a Johnson–Lindenstrauss projection is clustered instead."""
 
 
@@ -263,9 +262,9 @@ class Strata(Norms):
     """Round 0 is one step of every client, from which the strata are made, too (FedSSO, Algorithm 1, lines 1-3)."""
     clustering: Clustering = KMeansClustering()
     """Method that groups clients into strata: k-means, or OPTICS."""
-    strata: Annotated[Count, only_with("clustering", "kmeans")] = 10
+    strata: Annotated[Count, only_with("clients.sampler.clustering", "kmeans")] = 10
     """H, the number of strata of k-means."""
-    spread: Annotated[Literal["std", "pairwise"], only_with("allocation", "neyman")] = "std"
+    spread: Annotated[Literal["std", "pairwise"], only_with("clients.sampler.allocation", "neyman")] = "std"
     """Neyman's S_h: standard deviation within the stratum, or the mean pairwise distance of the authors' code."""
 
 

@@ -22,7 +22,7 @@ from fedmpi.common.options import location, reason_of
 from fedmpi.common.registry import Chosen, is_digits
 from fedmpi.config.base import ALTERNATIVES, Table, Values
 from fedmpi.config.checks import contradiction
-from fedmpi.config.keys import all_keys, unknown_key, variants_with, why_without_effect
+from fedmpi.config.keys import all_keys, owners_of, unknown_key, without_effect
 from fedmpi.config.presets import preset_named
 from fedmpi.config.tables import ConfigTables
 
@@ -30,11 +30,8 @@ Layer = tuple[str, Mapping[str, Any]]
 """Origin of values, for messages, and the values, nested or flat."""
 LARGEST_FILE = 1 << 24
 """Largest size of a configuration in bytes."""
-DEEPEST = 16
-"""Largest number of names in a key: options of a model may be tables of tables."""
 OF_A_SWEEP = ("sweep", "prepare", "base")
 """Keys of a file that describes many runs."""
-DATA = "data.source"
 
 
 class Config(ConfigTables):
@@ -53,35 +50,17 @@ class Config(ConfigTables):
     def __init__(self, **values: Any):
         self._fill([("Config", values)])
 
-    @classmethod
-    def load(cls, path: str | Path, overrides: Mapping[str, Any] | None = None) -> Config:
-        """Return the configuration of a TOML file, with some of its keys overridden.
-
-        Parameters
-        ----------
-        path : str or Path
-        overrides : mapping, optional
-            Values by key, as {"local.lr": 0.1} or {"local": {"lr": 0.1}}.
-
-        Raises
-        ------
-        UserError
-            As the constructor; or the file cannot be read.
-        """
-        return given_config(Path(path), overrides or {})
-
     def _fill(self, layers: list[Layer]) -> None:
         """Merge layers over their preset, later ones win; validate all values, and drop the preset's without effect."""
         flat, origins = merged(layers)
         self._validate(flat, origins)
-        without = {key: reason for key in flat if (reason := why_without_effect(self, key)) is not None}
-        for key in origins.keys() & without.keys():
+        lacking = {key: reason for key, reason in without_effect(self).items() if key in flat}
+        for key in origins.keys() & lacking.keys():
             raise UserError(
-                f"{key} (from {_setting(origins[key], key)}) has no effect here: it needs {without[key]}. "
-                "Remove it, or change that."
+                f"{key} (from {origins[key]}) has no effect here: it needs {lacking[key]}. Remove it, or change that."
             )
-        if without:
-            self._validate({key: value for key, value in flat.items() if key not in without}, origins)
+        if lacking:
+            self._validate({key: value for key, value in flat.items() if key not in lacking}, origins)
         self._layers = layers
 
     def _validate(self, flat: Values, origins: Mapping[str, str]) -> None:
@@ -115,11 +94,6 @@ def load_config(path: Path | None, settings: Sequence[str] = ()) -> Config:
     return build_config([*layers, *setting_layers(settings)])
 
 
-def setting_layers(settings: Sequence[str]) -> list[Layer]:
-    """Return the layer of all `--set` arguments."""
-    return [(f"--set {' --set '.join(settings)}", assignments(settings))] if settings else []
-
-
 def given_config(given: str | Path | Mapping[str, Any] | Config, overrides: Mapping[str, Any]) -> Config:
     """Return the configuration that Python code describes."""
     if not isinstance(overrides, Mapping):
@@ -139,6 +113,74 @@ def given_config(given: str | Path | Mapping[str, Any] | Config, overrides: Mapp
     return build_config([*layers, ("the overrides", overrides)])
 
 
+def sentence(error: ValidationError, values: Mapping[str, Any], origins: Mapping[str, str]) -> str:
+    """Return the first error, with the key and its origin."""
+    first, *others = error.errors(include_url=False)
+    key, message = ".".join(location(first, values)), reason_of(first)
+    if not key:
+        message = str(first["msg"]).removeprefix("Value error, ")
+        preset = values.get("preset")
+        of_preset = [key for key in dotted(values) if preset and f"{key} = " in message and key not in origins]
+        return f"{message} (preset {preset} sets {', '.join(of_preset)})" if of_preset else message
+    where = f" (from {shown(origins[key])})" if key in origins else ""
+    if first["type"] == "extra_forbidden":
+        if needed := owners_of(key):
+            return f"{key}{where} has no effect here: it needs {needed}. Remove it, or change that."
+        return unknown_key(key, origins.get(key, "the configuration"), all_keys())
+    if first["type"] == "missing":
+        return f"{key} is missing: set it"
+    words = [
+        one["ctx"]["expected"]
+        for one in others
+        if one["type"] == "literal_error" and one["loc"][:2] == first["loc"][:2]
+    ]
+    also = "".join(f", or give {word}" for word in words)
+    given = first["input"]
+    if isinstance(given, Mapping) and set(given) == {"name"}:
+        given = given["name"]
+    return f"{key} = {shown(given, repr)}{where}: {message}{also}"
+
+
+# --- layers ---
+
+
+def read_toml(path: Path) -> Values:
+    """A TOML file as a table; unreadable or malformed files raise UserError."""
+    try:
+        return tomllib.loads(read_plain(path, LARGEST_FILE).decode("utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read the configuration {shown(path)} ({error.strerror}). Check the path") from error
+    except (ValueError, RecursionError) as error:  # invalid TOML or UTF-8, or numbers of thousands of digits
+        twice = re.search("overwrite|mutate", str(error))
+        advice = '. Write a component with options as { name = "oort", explore = 0.5 }' if twice else ""
+        raise UserError(f"{path} is not valid TOML: {error}{advice}") from error
+
+
+def setting_layers(settings: Sequence[str]) -> list[Layer]:
+    """Return a layer for each `--set` argument; options come after the components that they belong to."""
+    layers = [(f"--set {setting}", assignment(setting)) for setting in settings]
+    return sorted(layers, key=lambda layer: next(iter(layer[1])).count("."))
+
+
+def assignments(settings: Sequence[str]) -> Values:
+    """Return the values of `--set` arguments, flat."""
+    layers = setting_layers(settings)
+    return {key: value for origin, table in layers for key, value in flatten(table, origin).items()}
+
+
+def assignment(setting: str) -> Values:
+    """Return key and value of one `--set` argument."""
+    key, separator, text = setting.partition("=")
+    if not separator or not key.strip():
+        raise UserError(
+            f"--set {shown(setting)} is not key=value. Write table.key=value, for example --set local.lr=0.01"
+        )
+    try:
+        return {key.strip(): tomllib.loads(f"value = {text}")["value"]}
+    except (ValueError, RecursionError):
+        return {key.strip(): text.strip()}
+
+
 def merged(layers: Sequence[Layer]) -> tuple[Values, dict[str, str]]:
     """Return all values, flat, and the origin of those that layers set."""
     user: Values = {}
@@ -146,7 +188,7 @@ def merged(layers: Sequence[Layer]) -> tuple[Values, dict[str, str]]:
     for origin, table in layers:
         flat = flatten(table, origin)
         put_over(user, flat)
-        origins = {key: value for key, value in origins.items() if key in user} | dict.fromkeys(flat, origin)
+        origins |= dict.fromkeys(flat, origin)
     values = {} if user.get("preset") is None else preset_values(str(user["preset"]), user)
     _drop_repeated(user, values, origins)
     drop_alternatives(values, user)
@@ -167,111 +209,12 @@ def _drop_repeated(user: Values, preset: Values, origins: Mapping[str, str]) -> 
                 del user[key]
 
 
-def sentence(error: ValidationError, values: Mapping[str, Any], origins: Mapping[str, str]) -> str:
-    """Return the first error, with the key and its origin."""
-    first, *others = error.errors(include_url=False)
-    key, message = ".".join(location(first, values)), reason_of(first)
-    if not key:
-        message = str(first["msg"]).removeprefix("Value error, ")
-        preset = values.get("preset")
-        of_preset = [key for key in dotted(values) if preset and f"{key} = " in message and key not in origins]
-        return f"{message} (preset {preset} sets {', '.join(of_preset)})" if of_preset else message
-    origin = _setting(origins.get(key, ""), key)
-    where = f" (from {shown(origin)})" if origin else ""
-    if first["type"] == "extra_forbidden":
-        if needed := variants_with(key):
-            return f"{key}{where} has no effect here: it needs {needed}. Remove it, or change that."
-        return unknown_key(key, origin or "the configuration", all_keys())
-    if first["type"] == "missing":
-        return f"{key} is missing: set it"
-    words = [
-        one["ctx"]["expected"]
-        for one in others
-        if one["type"] == "literal_error" and one["loc"][:2] == first["loc"][:2]
-    ]
-    also = "".join(f", or give {word}" for word in words)
-    given = first["input"]
-    if isinstance(given, Mapping) and set(given) == {"name"}:
-        given = given["name"]
-    return f"{key} = {shown(given, repr)}{where}: {message}{also}"
-
-
-def _setting(origin: str, key: str) -> str:
-    """Return the one `--set` among several that sets a key; any other origin as it is."""
-    settings = [part for part in origin.split("--set ") if part.startswith(key)]
-    return f"--set {settings[-1].strip()}" if origin.startswith("--set ") and settings else origin
-
-
-def read_toml(path: Path) -> Values:
-    """A TOML file as a table; unreadable or malformed files raise UserError."""
-    try:
-        return tomllib.loads(read_plain(path, LARGEST_FILE).decode("utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read the configuration {shown(path)} ({error.strerror}). Check the path") from error
-    except (ValueError, RecursionError) as error:  # invalid TOML or UTF-8, or numbers of thousands of digits
-        twice = re.search("overwrite|mutate", str(error))
-        advice = '. Write a component with options as { name = "oort", explore = 0.5 }' if twice else ""
-        raise UserError(f"{path} is not valid TOML: {error}{advice}") from error
-
-
-def flatten(table: Mapping[str, Any], origin: str) -> Values:
-    """Return the tables of a configuration as flat values; reject unknown tables."""
-    for name in table:
-        if not isinstance(name, str):
-            raise UserError(f"{origin}: keys are texts like local.lr, not {name!r}")
-        if name in OF_A_SWEEP and origin.endswith(".toml"):
-            raise UserError(
-                f"{shown(origin)} describes a sweep of many runs. Start it with fedmpi sweep {shown(origin)}; on "
-                "SLURM, submit jobs/job.sbatch with that command as a job array"
-            )
-    flat: Values = {}
-    for key, value in _pairs(table):
-        if key in flat:
-            raise UserError(f"{origin}: {shown(key)} is given twice. Leave one out")
-        first = key.partition(".")[0]
-        field = ConfigTables.model_fields.get(first)
-        if field is None:
-            raise UserError(unknown_key(key, origin, all_keys()))
-        if key == first and isinstance(field.annotation, type) and issubclass(field.annotation, Table):
-            if value == {}:
-                continue
-            raise UserError(f"{origin}: {key} is a table of keys, not a single value. Write [{key}] or {key}.key")
-        flat[key] = value
-    return flat
-
-
-def dotted(table: Mapping[str, Any]) -> Values:
-    """Return nested tables as flat values; the name of a component has the component's own key."""
-    return dict(_pairs(table))
-
-
-def _pairs(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    for name, value in table.items():
-        key = prefix.removesuffix(".") if name == "name" and prefix else f"{prefix}{name}"
-        key = key.removesuffix(".name") if isinstance(name, str) else key
-        if isinstance(value, BaseModel):
-            value = {inner: getattr(value, inner) for inner in value.model_fields_set}
-        if isinstance(value, Chosen):
-            value = {"name": value.choice, **value.given}
-        deeper = isinstance(value, Mapping) and value and key.count(".") < DEEPEST
-        found += _pairs(value, f"{key}.") if deeper else [(key, value)]
-    return found
-
-
-def nested(flat: Mapping[str, Any]) -> Values:
-    """Return flat values as nested tables."""
-    tables: Values = {}
-    for key in sorted(flat, key=lambda key: key.count(".")):
-        *way, name = key.split(".")
-        table = tables
-        for step in way:
-            inner = table.get(step)
-            if not isinstance(inner, dict):
-                inner = table[step] = {} if inner is None or isinstance(inner, bool) else {"name": inner}
-            table = inner
-        table[name] = dict(flat[key]) if isinstance(flat[key], Mapping) else flat[key]
-    return tables
+def drop_alternatives(older: Values, newer: Mapping[str, Any]) -> None:
+    """Remove from `older` the alternatives of keys in `newer`: number or share of the clients, epochs or steps."""
+    for pair in ALTERNATIVES:
+        if any(key in newer for key in pair):
+            for key in pair:
+                older.pop(key, None)
 
 
 def put_over(older: Values, newer: Mapping[str, Any]) -> None:
@@ -296,30 +239,65 @@ def _defaults() -> ConfigTables:
     return ConfigTables()
 
 
-def assignments(settings: Sequence[str]) -> Values:
-    """Return the values of `--set` arguments, flat; a component and its options may be set by several."""
-    found: Values = {}
-    for setting in settings:
-        found.update(flatten(assignment(setting), f"--set {setting}"))
+# --- flat and nested values ---
+
+
+def flatten(table: Mapping[str, Any], origin: str) -> Values:
+    """Return the tables of a configuration as flat values; reject unknown tables."""
+    flat: Values = {}
+    for key, value in _pairs(table):
+        first = key.partition(".")[0]
+        if first in OF_A_SWEEP and origin.endswith(".toml"):
+            raise UserError(
+                f"{shown(origin)} describes a sweep of many runs. Start it with fedmpi sweep {shown(origin)}; on "
+                "SLURM, submit jobs/job.sbatch with that command as a job array"
+            )
+        if key in flat:
+            raise UserError(f"{origin}: {shown(key)} is given twice. Leave one out")
+        field = ConfigTables.model_fields.get(first)
+        if field is None:
+            raise UserError(unknown_key(key, origin, all_keys()))
+        if key == first and isinstance(field.annotation, type) and issubclass(field.annotation, Table):
+            if value == {}:
+                continue
+            raise UserError(f"{origin}: {key} is a table of keys, not a single value. Write [{key}] or {key}.key")
+        flat[key] = value
+    return flat
+
+
+def dotted(table: Mapping[str, Any]) -> Values:
+    """Return nested tables as flat values; the name of a component has the component's own key."""
+    return dict(_pairs(table))
+
+
+def _pairs(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for name, value in table.items():
+        key = f"{prefix}{name}".removesuffix(".name")
+        if isinstance(value, BaseModel):
+            value = {inner: getattr(value, inner) for inner in value.model_fields_set}
+        if isinstance(value, Chosen):
+            value = {"name": value.choice, **value.given}
+        found += _pairs(value, f"{key}.") if isinstance(value, Mapping) and value else [(key, value)]
     return found
 
 
-def assignment(setting: str) -> Values:
-    """Return the value of one `--set` argument as nested tables; UserError if it is no assignment."""
-    key, separator, text = setting.partition("=")
-    names = key.strip().split(".")
-    if not separator or not key.strip() or len(names) > DEEPEST:
-        raise UserError(
-            f"--set {shown(setting)} is not key=value. Write table.key=value, for example --set local.lr=0.01"
-        )
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except (ValueError, RecursionError):
-        value = text.strip()
-    table: Any = value
-    for name in reversed(names):
-        table = {name: table}
-    return dict(table)
+def nested(flat: Mapping[str, Any]) -> Values:
+    """Return flat values as nested tables."""
+    tables: Values = {}
+    for key in sorted(flat, key=lambda key: key.count(".")):
+        *way, name = key.split(".")
+        table = tables
+        for step in way:
+            inner = table.get(step)
+            if not isinstance(inner, dict):
+                inner = table[step] = {} if inner is None or isinstance(inner, bool) else {"name": inner}
+            table = inner
+        table[name] = dict(flat[key]) if isinstance(flat[key], Mapping) else flat[key]
+    return tables
+
+
+# --- presets ---
 
 
 def preset_values(name: str, user: Mapping[str, Any]) -> Values:
@@ -335,26 +313,12 @@ def preset_values(name: str, user: Mapping[str, Any]) -> Values:
 
 def on_digits(user: Mapping[str, Any]) -> bool:
     """Check whether a configuration trains on the embedded digits."""
-    return is_digits(user.get(DATA, "digits"))
-
-
-def drop_alternatives(older: Values, newer: Mapping[str, Any]) -> None:
-    """Remove from `older` the alternatives of keys in `newer`: number or share of the clients, epochs or steps."""
-    for pair in ALTERNATIVES:
-        if any(key in newer for key in pair):
-            for key in pair:
-                older.pop(key, None)
+    return is_digits(user.get("data.source", "digits"))
 
 
 def remarks(table: Mapping[str, Any]) -> list[str]:
-    """Return in words where a complete configuration has its preset's values for the embedded digits."""
-    if table.get("preset") is None or not on_digits(table):
-        return []
-    preset = preset_named(table["preset"])
-    general, found = flatten(preset.table, "preset"), []
-    for key, value in flatten(preset.digits, "preset").items():
-        if table.get(key) == value:
-            pair = next((pair for pair in ALTERNATIVES if key in pair), (key,))
-            before = [str(general[k]) if k == key else f"{k} = {general[k]}" for k in pair if k in general]
-            found.append(f"{key} = {value} (else {before[0] if before else 'unset'})")
-    return [f"preset {table['preset']} on the embedded digits: {', '.join(found)}"] if found else []
+    """Return in words which values a configuration's preset has for the embedded digits only, if these are the data."""
+    name = table.get("preset")
+    digits = dotted(preset_named(name).digits) if name is not None and on_digits(table) else {}
+    values = ", ".join(f"{key} = {value}" for key, value in digits.items())
+    return [f"preset {name} on the embedded digits, unless set otherwise: {values}"] if digits else []

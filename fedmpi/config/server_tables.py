@@ -23,9 +23,9 @@ from fedmpi.config.base import (
 )
 
 WEIGHED_BY_SIZE = only_with("server.weights", "samples", "normalized", "unbiased", "literal")
-WARPED = only_with("mode", "virtual")
-CLIPPED = not_with("clip_norm", None)
-VIEWING = not_with("clients", None)
+WARPED = only_with("rebalance.mode", "virtual")
+CLIPPED = not_with("privacy.clip_norm", None)
+VIEWING = not_with("evaluation.clients", None)
 
 
 class Star(Table):
@@ -49,7 +49,7 @@ class Mediators(Table):
     """Astraea's greedy KL (Algorithm 3); greedy followed by exchanges; random groups as a control; or a
     custom "package.module:function": (class_counts (m, C), most, generator, target (C,)) -> mediator of each
     selected client (m,), from 0."""
-    target: Annotated[Literal["uniform", "test"], not_with("scheduling", "random")] = "uniform"
+    target: Annotated[Literal["uniform", "test"], not_with("topology.scheduling", "random")] = "uniform"
     """Class distribution that a mediator should approximate."""
     keep_optimizer: Annotated[bool, only_with("local.optimizer", "adam")] = False
     """Pass the local optimizer's state (of Adam) from client to client inside a mediator."""
@@ -181,7 +181,7 @@ class ClusterTable(Table):
     shard, so that all have equal work in every round; mediator: one rank maps all shards of a mediator. auto: shared in
     a star whose data is small enough for every rank to keep, else owner."""
     balance: Annotated[
-        Literal["planned", "measured"], only_with("topology", "star"), only_with("placement", "auto", "shared")
+        Literal["planned", "measured"], only_with("topology", "star"), only_with("cluster.placement", "auto", "shared")
     ] = "planned"
     """Assignment of a shared cohort to the ranks. planned: equal samples and steps; measured: the speed of
     every worker is learned from the seconds of past rounds. Two runs with "measured" agree only up to

@@ -197,7 +197,6 @@ TOMLS = [
     b"seed = nan",
     b"seed = 1979-05-27",
     b"a = " + b"[" * 10_000,
-    b"[a." + b"a." * 3000 + b"a]",
     b"[local]\nlr = 0.2\nlr = 0.2",
     b"local.lr = 1\nlocal = 2",
     b"[[local]]\nlr = 0.1",
