@@ -92,20 +92,6 @@ class FloatSum:
             self.tensor.zero_()
             self._terms, self._carried = 0, True
 
-    def copied(self) -> tuple[Tensor, Tensor | None, int]:
-        """Return the current sum, for `put_back`."""
-        carried = self._long.clone() if self._carried and self._long is not None else None
-        return self.tensor.clone(), carried, self._terms
-
-    def put_back(self, copied: tuple[Tensor, Tensor | None, int]) -> None:
-        """Discard everything added since `copied`."""
-        self._empty()
-        self.tensor.copy_(copied[0])
-        self._zeros = False
-        self._terms, self._carried = copied[2], copied[1] is not None
-        if copied[1] is not None and self._long is not None:
-            self._long.copy_(copied[1])
-
     def squared_norm(self) -> float:
         """Return the sum of the squared norms of the partial sums: finite only if the whole sum is."""
         squared = float(self.tensor.dot(self.tensor))

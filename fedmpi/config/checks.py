@@ -158,9 +158,8 @@ def _own_updates(c: ConfigTables) -> Rows:
         "attack": attacks_updates(c),
         "clients.sampler": "update_norm" in _needs(c),
     }
-    relayed = {"local.on_divergence": c.local.on_divergence == "drop", "clients.sampler": "update_norm" in _measures(c)}
     for way, rows in (
-        ("topology", [*needing.items(), *relayed.items()] if _mediators(c) else []),
+        ("topology", [*needing.items(), ("clients.sampler", "update_norm" in _measures(c))] if _mediators(c) else []),
         ("local.engine", [*needing.items(), ("server.exact", c.server.exact)] if _merged(c) else []),
     ):
         for key, needs in rows:

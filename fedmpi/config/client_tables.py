@@ -183,10 +183,6 @@ class LocalTable(Table):
     counts as a client without samples."""
     proximal_mu: NonNegative = 0.0
     """μ of FedProx (Li et al. 2020, Eq 2)."""
-    on_divergence: Literal["stop", "drop"] = "stop"
-    """Action if a client's loss or update is not finite, or too large to learn from. stop: the run ends and names
-    the client. drop: the round continues without its update, and the record counts it as `diverged`. A dropped client
-    does not count if weights are normalized. Otherwise (stratified) it counts as unchanged."""
     engine: Literal["auto", "sequential", "merged", "batched"] = "auto"
     """Training engine. auto: chosen for the model; the run log gives the engine and the reason."""
 

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import pairwise
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from fedmpi.common.apportionment import places_within
 from fedmpi.common.calling import during
-from fedmpi.common.errors import ClientFailure, Divergence, UserError
+from fedmpi.common.errors import Divergence, UserError
 from fedmpi.common.fairness import spread_over_clients
 from fedmpi.common.plan import Plan
 from fedmpi.common.registry import resolve
@@ -37,7 +36,7 @@ from fedmpi.data.shards import ShardStore
 from fedmpi.data.source import RESIDENT_BYTES, ClientData
 from fedmpi.data.statistics import label_distances
 from fedmpi.local.traits import couples_in_evaluation, rows_of_a_pass
-from fedmpi.local.work import LARGEST_LOSS, ClientTask, OnDivergence, check_update, halved, named_client
+from fedmpi.local.work import LARGEST_LOSS, ClientTask, check_update, named_client
 from fedmpi.models.flat import FlatModel
 from fedmpi.mpi import Cluster
 from fedmpi.records.history import Record
@@ -66,7 +65,6 @@ FINE_TUNING = 1 << 24
 CELLS_AT_ONCE = 1 << 22
 """Largest number of class counts processed at once."""
 SumsOfClients = Callable[[Ints], Floats]
-T = TypeVar("T")
 
 
 def task_metrics(config: Config) -> list[Metric]:
@@ -84,17 +82,6 @@ def rows_evaluated(table: EvaluationTable, model: FlatModel, description: DataDe
     if table.batch_size == "auto":
         return rows_of_a_pass(model, description, MOST_ROWS)
     return rows_per_pass(description, table.batch_size)
-
-
-def within_memory(work: Callable[[int], T], rows: int, available: int) -> tuple[T, int]:
-    """Work on up to `rows` samples at once; halve the number whenever the device runs out of memory, and return it."""
-    while True:
-        try:
-            return work(min(rows, available)), rows
-        except torch.OutOfMemoryError:
-            if min(rows, available) == 1:
-                raise
-        rows = halved(min(rows, available), "samples evaluated")
 
 
 class EvaluatedParts:
@@ -140,14 +127,9 @@ class EvaluatedParts:
         """Evaluate the model on a part."""
         assert self._rows is not None
         x, y = self.samples(part)
-
-        def evaluated(rows: int) -> Evaluation:
-            at = round, list(NAMES).index(part)
-            with flat.evaluating(model, self._streams, Purpose.EVALUATION, *at) as module:
-                return evaluate(module, x, y, rows, flat.loss, self.metrics, flat.part)
-
-        found, self._rows = within_memory(evaluated, self._rows, len(y))
-        return found
+        at = round, list(NAMES).index(part)
+        with flat.evaluating(model, self._streams, Purpose.EVALUATION, *at) as module:
+            return evaluate(module, x, y, self._rows, flat.loss, self.metrics, flat.part)
 
     def samples(self, part: str) -> tuple[Tensor, Tensor]:
         """Return features and labels of "test" or "val" on this rank's device; cache them if they are not too large."""
@@ -204,11 +186,10 @@ class ClientsView:
         self.model, self.store, self.description = self.engine.model, rows.data.store, rows.data.description
         self.loss = self.model.loss
         self.used = np.zeros(len(rows.counts), np.int64)
-        self._most = self._at_once = rows_evaluated(self.part, self.model, self.description)
+        self._most = rows_evaluated(self.part, self.model, self.description)
         self._panel = self._drawn()
         self._shared: tuple[Ints, Ints, list[Ints]] | None = None
         self._far: tuple[Ints, Floats] | None = None
-        self._leaving = OnDivergence(config.local.on_divergence == "drop")
         self._point: Tensor | None = None
         if cluster.is_server and not rows.held_out:
             log.info("clients are evaluated on their training rows: the data hold none out of each (data_prep --val)")
@@ -233,10 +214,7 @@ class ClientsView:
         return None if gathered is None else self._table(plan.round, clients, gathered)
 
     def tune(self, plan: Plan, w: Tensor) -> Columns | None:
-        """Evaluate each such client's own model, fine-tuned from w (d,). Collective; rank 0 receives table columns.
-
-        The result is NaN for clients whose training diverged, if `local.on_divergence` = "drop".
-        """
+        """Evaluate each such client's own model, fine-tuned from w (d,). Collective; rank 0 receives table columns."""
         gathered = self._gathered(self._shares(plan)[1], partial(self._tuned, plan, w))
         if gathered is None:
             return None
@@ -302,29 +280,20 @@ class ClientsView:
     def _evaluated(self, t: int, w: Tensor, clients: Ints) -> Floats:
         """Return the sums (k, 4) of a part's clients for the parameters w (d,)."""
         x, y = self.rows.load(clients)
-
-        def evaluated(rows: int) -> Floats:
-            at = Purpose.CLIENT_EVALUATION, t, int(clients[0])
-            with during(t), self.model.evaluating(w, self.streams, *at) as module:
-                return client_sums(module, x, y, self.rows.counts[clients], self.loss, rows, self.model.part)
-
-        found, self._at_once = within_memory(evaluated, self._at_once, len(y))
-        return found
+        at = Purpose.CLIENT_EVALUATION, t, int(clients[0])
+        with during(t), self.model.evaluating(w, self.streams, *at) as module:
+            return client_sums(module, x, y, self.rows.counts[clients], self.loss, self._most, self.model.part)
 
     def _tuned(self, plan: Plan, w: Tensor, clients: Ints) -> Floats:
         """Return the sums (k, 4) of a part's clients, each for its own fine-tuned model."""
         rule = replace(self.worker.rule(replace(plan, one_step=False)), epochs=self.part.fine_tune, steps=None)
-        sums = np.full((len(clients), 4), np.nan)
+        sums = np.empty((len(clients), 4))
         self._point = torch.empty_like(w) if self._point is None else self._point
         for place, client in enumerate(clients.tolist()):
             task = ClientTask(client, None, 0.0, visit=FINE_TUNING)
-            try:
-                with during(plan.round), named_client(client, self.cluster.rank):
-                    self.engine.advance(self._point.copy_(w), task, rule, plan.round)
-                    check_update(self._point - w, rule.lr)
-            except ClientFailure as failure:
-                self._leaving.leave_out(failure, plan.round)
-                continue
+            with during(plan.round), named_client(client, self.cluster.rank):
+                self.engine.advance(self._point.copy_(w), task, rule, plan.round)
+                check_update(self._point - w, rule.lr)
             sums[place] = self._evaluated(plan.round, self._point, clients[place : place + 1])
         return sums
 
@@ -375,9 +344,7 @@ def facts_of(table: Columns) -> Record:
         if score not in table:
             continue
         values, samples = table[score], table["samples"].astype(np.float64)
-        known = np.ones(len(values), bool) if score == "loss" else ~np.isnan(values)
-        if score == "tuned_loss" and not known.all():
-            facts["client_tuned_diverged"] = int((~known).sum())
+        known = np.ones(len(values), bool) if score.endswith("loss") else ~np.isnan(values)
         if known.any():
             measures = spread_over_clients(
                 values[known], samples[known], "smallest" if score.endswith("loss") else "largest"

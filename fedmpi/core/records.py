@@ -75,8 +75,6 @@ def _observed(experiment: Experiment, plan: Plan, totals: RoundTotals) -> dict[s
         facts["idle_seconds"] = totals.idle.tolist()
     if config.privacy.clip_norm is not None:
         facts["clipped_updates"] = round(totals.sums["clipped"])
-    if config.local.on_divergence == "drop":
-        facts["diverged"] = round(totals.sums["diverged"])
     if config.logging.diagnostics:
         norm = float(torch.linalg.vector_norm(totals.update, dtype=torch.float64))
         facts["update_norm"] = norm / server.divisor(plan, totals)

@@ -42,7 +42,7 @@ from fedmpi.models.flat import FlatModel
 from fedmpi.mpi import Cluster
 from fedmpi.privacy.updates import add_noise, adds_noise, planned_participants
 
-SUMS = ("weight", "clients", "samples", "steps", "loss_sum", "loss_count", "stop", "visits", "hops", "diverged")
+SUMS = ("weight", "clients", "samples", "steps", "loss_sum", "loss_count", "stop", "visits", "hops")
 ATTENDED = ("places", "due")
 OBSERVED = ("clipped", "moment_weight", "moment_weighted_squares", "moment_term_squares", "moment_weighted_gain")
 SingleUpdates = Callable[[Accumulator], CombinedSum | JudgedSum]
@@ -159,7 +159,7 @@ class RoundSum:
         weight = judged.weight if isinstance(judged, JudgedSum) else report.weight
         visits, hops, idle_seconds = (relayed.visits, relayed.hops, relayed.idle_seconds) if relayed else (0, 0, 0.0)
         done = [weight, report.clients, report.samples, report.steps, report.loss_sum, report.loss_count]
-        sums = [*done, float(stop), visits, hops, report.diverged, work.places, work.due]
+        sums = [*done, float(stop), visits, hops, work.places, work.due]
         observed = [observer.clipped if observer else 0, *astuple(moments)]
         ranks = np.zeros((PER_RANK, self.cluster.size))
         ranks[:, self.cluster.rank] = busy_seconds, report.load_seconds, idle_seconds, work.cost
@@ -211,10 +211,9 @@ def check_work(plan: Plan, sums: dict[str, float], expected: int | None, visits_
     participants = len(plan.clients)
     if places != participants:
         _disagree(plan, f"{participants} participants are planned, but the ranks took {places} for theirs")
-    worked = trained + round(sums["diverged"])
-    if worked != due or (expected is not None and worked != expected):
+    if trained != due or (expected is not None and trained != expected):
         due = due if expected is None else expected
-        _disagree(plan, f"{due} participants have samples to train on, but {worked} were trained")
+        _disagree(plan, f"{due} participants have samples to train on, but {trained} were trained")
     if visits_each is not None and (visits := round(sums["visits"])) != visits_each * due:
         _disagree(plan, f"{visits_each * due} visits of mediators are planned, but there were {visits}")
 
@@ -244,7 +243,8 @@ class ServerStep:
 
     def take(self, plan: Plan, totals: RoundTotals, model: Tensor) -> None:
         """Update the model (d,) in place (Reddi et al. 2020, Algorithm 2)."""
-        surplus, noise, divisor = self._surplus(plan, totals), self._adds_noise, self.divisor(plan, totals)
+        surplus = 0.0 if plan.one_step else self.weighing.surplus(plan.coefficients)
+        noise, divisor = self._adds_noise, self.divisor(plan, totals)
         if surplus or noise or self.hooks is not None:
             self.optimizer.step(model, self._update(plan, totals, model, surplus, divisor))
         else:
@@ -269,13 +269,6 @@ class ServerStep:
     @property
     def _adds_noise(self) -> bool:
         return self.config.privacy.clip_norm is not None and adds_noise(self.config)
-
-    def _surplus(self, plan: Plan, totals: RoundTotals) -> float:
-        """Return Σ c_k − 1 of the returned updates (`Weighing.surplus`); 0 unless weights average models."""
-        returned = plan.coefficients
-        if totals.sums["diverged"] and returned.size:  # some clients returned nothing
-            returned = np.array([totals.sums["weight"]])
-        return 0.0 if plan.one_step else self.weighing.surplus(returned)
 
     @property
     def combines(self) -> bool:

@@ -18,7 +18,7 @@ from fedmpi.local.merged import MergedEngine
 from fedmpi.local.optimizers import is_plain_sgd, own_optimizer
 from fedmpi.local.sequential import LocalEngine, SequentialEngine
 from fedmpi.local.traits import forward_traits
-from fedmpi.local.work import LocalRule, Observer, OnDivergence, batch_rows
+from fedmpi.local.work import LocalRule, Observer, batch_rows
 from fedmpi.models.flat import FlatModel
 from fedmpi.models.isolation import why_untraceable
 from fedmpi.tasks.losses import LOSS_ALONE
@@ -45,8 +45,7 @@ def choose_engine(
     """Return the engine that `local.engine` names, or for "auto" the one that fits."""
     wanted = config.local.engine
     forward_traits(model, source.description)  # rejects a model that does not fit the data, on every rank
-    leaving = OnDivergence(config.local.on_divergence == "drop")
-    sequential = SequentialEngine(model, source, streams, rank, observer, hooks, leaving)
+    sequential = SequentialEngine(model, source, streams, rank, observer, hooks)
     named = f'{wanted}: as local.engine = "{wanted}" says'
     if wanted == "sequential":
         return LocalEngine(sequential, sequential, named)

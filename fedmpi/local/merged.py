@@ -31,7 +31,6 @@ from fedmpi.local.work import (
     Rows,
     WorkReport,
     batch_rows,
-    halved,
     needs_order,
     schedule,
     step_count,
@@ -68,31 +67,26 @@ class MergedEngine:
         coefficients = np.fromiter((task.coefficient for task in tasks), np.float64, len(tasks))
         weights = np.repeat(coefficients / np.maximum(counts, 1), counts)
         report = self.train_rows(Rows(np.repeat(clients, counts), rows, weights), job, tasks)
-        if not report.diverged:
-            report.clients, report.weight = len(tasks), float(coefficients.sum())
-            report.samples = sum(task_size(task, self.source.sizes) for task in tasks)
+        report.clients, report.weight = len(tasks), float(coefficients.sum())
+        report.samples = sum(task_size(task, self.source.sizes) for task in tasks)
         return report
 
     def train_rows(self, drawn: Rows, job: RoundJob, tasks: Sequence[ClientTask] | None = None) -> WorkReport:
         """Add −η Σ_i weights_i ∇ℓ_i(start) to the sum, without a loop over clients unless the model has dropout.
 
         The report counts owners as `clients`; its `weight` is Σ weights. If a gradient is not finite, the owners are
-        trained one at a time, by `tasks` or by their rows.
+        trained one at a time, by `tasks` or by their rows, so that the failing one is named.
         """
-        total = job.total
-        before = total.copied() if isinstance(total, FloatSum) and self.sequential.on_divergence.drops else None
         try:
             return self._train_rows(drawn, job)
         except (Divergence, ComponentFailure) as failure:
-            if isinstance(total, FloatSum) and before is not None:
-                total.put_back(before)
             if tasks is None:
                 owners, counts = _runs(drawn.clients)
                 ends = np.cumsum(counts)
                 coefficients = drawn.weights[ends - 1] * counts
                 parts = zip(owners.tolist(), np.split(drawn.rows, ends[:-1]), coefficients.tolist(), strict=True)
                 tasks = [ClientTask(*part) for part in parts]
-            return self.sequential.one_by_one(failure, tasks, job)
+            self.sequential.name_failing(failure, tasks, job)
 
     def _train_rows(self, drawn: Rows, job: RoundJob) -> WorkReport:
         rule, total, clients = job.rule, job.total, drawn.clients
@@ -103,15 +97,7 @@ class MergedEngine:
         first, ends = 0, self._ends(clients)
         while first < len(clients):
             part = self._chunk(ends, first)
-            try:
-                losses = self._add_chunk(views, Rows(clients[part], drawn.rows[part], drawn.weights[part]), job, report)
-            except torch.OutOfMemoryError:
-                if self._rows == 1:
-                    raise
-                losses = None
-            if losses is None:  # outside of the handler, whose error refers to the memory of the pass
-                self._rows = halved(part.stop - first, "samples in a pass")
-                continue
+            losses = self._add_chunk(views, Rows(clients[part], drawn.rows[part], drawn.weights[part]), job, report)
             total.added()
             if not bool((losses.abs() < LARGEST_LOSS).all()):
                 raise Divergence(f"a loss is too large in round {job.round} at lr = {rule.lr:g}. Lower local.lr")

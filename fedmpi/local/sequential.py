@@ -10,12 +10,12 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from typing import NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedmpi.common.errors import ClientFailure, Divergence
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
 from fedmpi.data.source import DataSource
@@ -26,7 +26,6 @@ from fedmpi.local.work import (
     Engine,
     LocalRule,
     Observer,
-    OnDivergence,
     OneStepEngine,
     RoundJob,
     WorkReport,
@@ -84,9 +83,7 @@ class SequentialEngine:
         rank: int = 0,
         observe: Observer | None = None,
         hooks: Hooks | None = None,
-        on_divergence: OnDivergence | None = None,
     ):
-        self.on_divergence = on_divergence or OnDivergence()
         self.model, self.source, self.streams = model, source, streams
         self.rank, self.observe, self.hooks = rank, observe, hooks
         self._memory = WorkingMemory(model)
@@ -96,31 +93,20 @@ class SequentialEngine:
         """Add Σ coefficient · Δ of the tasks to the job's sum; a failing client is named by a ClientFailure."""
         report = WorkReport()
         for task in tasks:
-            try:
-                report += self._train(task, job)
-            except ClientFailure as failure:
-                self.on_divergence.leave_out(failure, job.round)
-                report.diverged += 1
+            client = self.hooks_of(task)
+            w = self._memory.vector.copy_(job.start)
+            done = self.advance(w, task, job.rule, job.round, hooks=client)
+            with named_client(task.client, self.rank):
+                deliver(task, w.sub_(job.start), job, self.observe, client, done.steps)
+            done.weight = task.coefficient
+            report += done
         return report
 
-    def one_by_one(self, failure: Exception, tasks: Sequence[ClientTask], job: RoundJob) -> WorkReport:
-        """Train clients that failed together again: a failing one is named, or left out if that is chosen."""
+    def name_failing(self, failure: Exception, tasks: Sequence[ClientTask], job: RoundJob) -> NoReturn:
+        """Train clients that failed together again, one at a time, so that the error names the failing one."""
         with torch.enable_grad():
-            report = self.train(tasks, job)
-        if isinstance(failure, torch.OutOfMemoryError) or (
-            self.on_divergence.drops and isinstance(failure, Divergence)
-        ):
-            return report
+            self.train(tasks, job)
         raise failure
-
-    def _train(self, task: ClientTask, job: RoundJob) -> WorkReport:
-        client = self.hooks_of(task)
-        w = self._memory.vector.copy_(job.start)
-        done = self.advance(w, task, job.rule, job.round, hooks=client)
-        with named_client(task.client, self.rank):
-            deliver(task, w.sub_(job.start), job, self.observe, client, done.steps)
-        done.weight = task.coefficient
-        return done
 
     def hooks_of(self, task: ClientTask) -> ClientHooks | None:
         """Return a client's hooks for its steps of this round; None for plain ones."""
@@ -220,18 +206,15 @@ class SequentialEngine:
 def update_norms(engine: SequentialEngine, clients: Ints, start: Tensor, rule: LocalRule, round: int) -> Floats:
     """Return ‖w_k − w‖ of the updates (k,) that clients would make from w = `start` (d,) in this round, float64 (k,).
 
-    NaN for clients with too few samples to train on, and for diverged clients if rounds leave these out.
+    NaN for clients with too few samples to train on.
     """
     norms, w = np.full(len(clients), np.nan), torch.empty_like(start)
     for place in np.flatnonzero(engine.source.sizes[clients] >= engine.model.least).tolist():
         task = ClientTask(int(clients[place]), None, 1.0)
-        try:
-            engine.advance(w.copy_(start), task, rule, round, hooks=engine.hooks_of(task))
-            with named_client(task.client, engine.rank):
-                check_update(w.sub_(start), rule.lr)
-            norms[place] = float(torch.linalg.vector_norm(w, dtype=torch.float64))
-        except ClientFailure as failure:
-            engine.on_divergence.leave_out(failure, round)
+        engine.advance(w.copy_(start), task, rule, round, hooks=engine.hooks_of(task))
+        with named_client(task.client, engine.rank):
+            check_update(w.sub_(start), rule.lr)
+        norms[place] = float(torch.linalg.vector_norm(w, dtype=torch.float64))
     return norms
 
 

@@ -5,7 +5,6 @@ The work has one definition and several engines, which agree up to floating-poin
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,8 +23,6 @@ from fedmpi.common.types import Floats, Ints
 
 if TYPE_CHECKING:
     from fedmpi.config.client_tables import LocalTable
-
-log = logging.getLogger("fedmpi")
 
 STEPS_DRAWN_TOGETHER = 32
 LARGEST_LOSS = 2.0**40
@@ -121,7 +118,6 @@ class WorkReport:
     loss_count: int = 0  # Σ samples
     weight: float = 0.0  # Σ coefficient
     load_seconds: float = 0.0
-    diverged: int = 0  # selected clients left out because their training diverged; no other number includes them
 
     def __iadd__(self, other: WorkReport) -> WorkReport:
         for name, value in vars(other).items():
@@ -210,7 +206,7 @@ def schedule(rule: LocalRule, n: int, generator: np.random.Generator | None) -> 
     return batches
 
 
-# Clients that fail: their names and a remedy; smaller passes when memory runs out
+# Clients that fail: their names and a remedy
 
 _round: int | None = None
 """Current round of this process; None before the first one."""
@@ -238,22 +234,6 @@ def named_client(client: int, rank: int) -> Iterator[None]:
         raise ClientFailure(client, rank, cause, innermost(cause), round) from cause
 
 
-class OnDivergence:
-    """Handling of a client whose training diverged (`local.on_divergence`)."""
-
-    def __init__(self, drops: bool = False):
-        self.drops = drops
-        self._warned = False
-
-    def leave_out(self, failure: ClientFailure, round: int) -> None:
-        """Raise a failure again if it is no divergence or must end the run; otherwise warn at the first one."""
-        if not self.drops or not isinstance(failure.__cause__, Divergence):
-            raise failure
-        if not self._warned:
-            self._warned = True
-            log.warning("round %d continues without a client that diverged: %s (logged once per rank)", round, failure)
-
-
 def check_loss(loss_sum: float, lr: float) -> None:
     """Reject a loss that is not a number or is at least `LARGEST_LOSS`."""
     if not abs(loss_sum) < LARGEST_LOSS:
@@ -276,12 +256,3 @@ def check_model(model: Tensor, round: int, lr: float) -> None:
             f"the global model is not finite after round {round}. Training diverged at lr = {lr:g}; lower local.lr or "
             "server.optimizer.lr"
         )
-
-
-def halved(count: int, what: str) -> int:
-    """Return half as many samples, at least one, log it, and release torch's cached memory to the device."""
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    fewer = max(1, count // 2)
-    log.warning("out of memory on the device with %d %s at once; continuing with %d", count, what, fewer)
-    return fewer

@@ -40,7 +40,6 @@ LESS_IS_BETTER = (
         "gini",
         "divergence",
         "drift",
-        "diverged",
         "clipped_fraction",
         "_std",
     ),

@@ -84,16 +84,11 @@ def evaluation_passes(samples: int, rows: int) -> list[slice]:
 def outputs_of(module: nn.Module, x: Tensor, part: Component | None) -> Tensor:
     """Return the module's outputs for samples; errors of a custom component name it.
 
-    It may compute gradients within (`torch.enable_grad()`): the outputs have none. A lack of memory is not reported as
-    an error of the component: fewer samples may fit.
+    It may compute gradients within (`torch.enable_grad()`): the outputs have none.
     """
     with nullcontext() if part is None else naming(part):
-        try:
-            outputs: Tensor = module(x)
-            return outputs.detach()
-        except torch.OutOfMemoryError as error:
-            short = error
-    raise short
+        outputs: Tensor = module(x)
+        return outputs.detach()
 
 
 def rows_per_pass(description: DataDescription, most: int) -> int:

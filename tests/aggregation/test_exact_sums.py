@@ -122,21 +122,6 @@ def test_a_sum_is_rejected_before_it_leaves_its_range_and_has_all_of_it_after_a_
         accumulator.reset()
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 70), (64, 1), (130, 70)])
-def test_what_was_added_to_a_float_sum_is_forgotten(before: int, after: int):
-    """The same holds if terms have been moved to the sum in float64, before or after."""
-    accumulator = FloatSum(np.zeros(3, np.float32))
-    for _ in range(before):
-        accumulator.add(torch.ones(3), 0.5)
-    kept = accumulator.copied()
-    for _ in range(after):
-        accumulator.add(torch.ones(3), 7.0)
-    accumulator.put_back(kept)
-    accumulator.add(torch.ones(3), 0.25)
-    accumulator.flush()
-    assert accumulator.tensor.tolist() == [before / 2 + 0.25] * 3
-
-
 DTYPES = [np.dtype(np.float32), np.dtype(np.int64)]
 ON_THE_GRID = st.integers(-(2**52), 2**52).map(lambda q: q * 2.0**-40)
 COUNTS = st.integers(-(2**40), 2**40).map(float)

@@ -184,16 +184,11 @@ def test_fine_tuned_models_are_those_of_a_plain_loop_and_nothing_flows_back():
 
 
 @pytest.mark.parametrize("more", [{"evaluation.fine_tune": 2}, {"evaluation.fine_tune": 1, "local.batch_size": "all"}])
-def test_fine_tuning_that_diverges_ends_the_run_or_is_left_out(more: dict[str, Any]):
+def test_fine_tuning_that_diverges_ends_the_run(more: dict[str, Any]):
     """A client may also diverge in its last step, after which no loss is seen any more."""
     settings = SMALL | {"rounds": 1, "local.lr": 1e20, "clients.count": 1} | more
     with pytest.raises(fedmpi.ClientFailure, match="Training diverged"):
         fedmpi.run("fedavg", settings, data=arrays())
-    done = fedmpi.run("fedavg", settings | {"local.on_divergence": "drop"}, data=arrays())
-    gone = np.isnan(done.clients["tuned_loss"])
-    assert done.records[-1]["client_tuned_diverged"] == gone.sum() > 0
-    assert (np.isnan(done.clients["tuned_accuracy"]) == gone).all()
-    assert np.isfinite(done.clients["loss"]).all()
 
 
 @pytest.mark.parametrize("kind", ["classification", "tokens", "multilabel", "regression"])

@@ -124,16 +124,15 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
             "clients.sampler": [f"{SAMPLER}:by_norms"],
         }.items()
     },
-    "local.on_divergence, topology": (
-        [f"{RELAYS} local.on_divergence=drop"],
+    "server.exact, local.engine": (
+        [f"{MERGED} server.exact=true"],
         [
-            "local.on_divergence=drop",
+            f"{RELAYS} server.exact=true",
             f"{RELAYS} {ATTACK}=label-flip",
             f"{MERGED} {ATTACK}=label-flip",
             f"{MERGED} {SAMPLER}:NormsOnTrial",
         ],
     ),
-    "server.exact, local.engine": ([f"{MERGED} server.exact=true"], [f"{RELAYS} server.exact=true"]),
     "cluster.placement, compression.error_feedback": (
         [f"{RESIDUALS} cluster.placement=shared"],
         [f"{RESIDUALS} cluster.placement=owner", "compression=int8 cluster.placement=shared"],

@@ -95,7 +95,6 @@ EFFECTS: dict[str, dict[str, str]] = {
     },
     f"{SOME} rounds=1 model.hidden=[20]": {"model.lora": "{rank=1} {rank=2} model"},
     f"{SOME} local.lr=0.01": {"local.optimizer": "sgd adam model"},
-    f"{SOME} local.lr=1e30": {"local.on_divergence": "drop stop rejection"},
     f"{SOME} samples.budget=100": {"samples.sampler": "bernoulli exact model"},
     f"{SOME} samples.sampler=exact": {"samples.budget": "50 100 model"},
     f"{SOME} samples.sampler=ratio": {"samples.sampler.ratio": "0.25 0.5 model"},

@@ -32,7 +32,6 @@ from fedmpi.local.work import (
     WorkReport,
     batch_rows,
     check_loss,
-    halved,
     named_client,
     needs_order,
     schedule,
@@ -107,30 +106,17 @@ class BatchedEngine:
         return stack
 
     def _train_chunk(self, tasks: list[ClientTask], together: int, rows: int, job: RoundJob) -> WorkReport:
-        """Train clients in one batch; if it fails or does not fit into the device's memory, one at a time."""
-        failure: Exception
-        stack: Stack | None = None
+        """Train clients in one batch. If it fails, one at a time, so that the failing one is named."""
         chunk = self._load(tasks)
         try:
             stack = self._prepare(together, rows, job.rule, job.start)
             self._take_steps(stack, chunk, job)
             chunk.report.loss_sum = float(stack.losses.sum(dtype=torch.float64))
             check_loss(chunk.report.loss_sum, job.rule.lr)
-            if self.sequential.on_divergence.drops:
-                stack.check_changes(job.rule.lr)
-        except (Divergence, ComponentFailure, torch.OutOfMemoryError) as error:
-            failure = error.with_traceback(None)  # it refers to the memory of the steps
-        else:
-            if self._collect(stack, chunk, job):
-                return chunk.report
-            failure = Divergence(f"the weighted sum of {len(tasks)} updates is not finite")
-        if isinstance(failure, torch.OutOfMemoryError):
-            self._stack = stack = None
-            self.chunk = halved(together, "batched clients")
-        again = self.sequential.one_by_one(failure, tasks, job)
-        again.clients -= len(tasks)  # `train` counts them
-        again.weight -= sum(task.coefficient for task in tasks)
-        return again
+            self._collect(stack, chunk, job)
+        except (Divergence, ComponentFailure) as failure:
+            self.sequential.name_failing(failure, tasks, job)
+        return chunk.report
 
     def _load(self, tasks: Sequence[ClientTask]) -> _Chunk:
         started = time.perf_counter()
@@ -227,22 +213,20 @@ class BatchedEngine:
     def _generator(self, purpose: Purpose, task: ClientTask, round: int) -> np.random.Generator:
         return self.streams.generator(purpose, task.stream_round(round), task.client)
 
-    def _collect(self, stack: Stack, chunk: _Chunk, job: RoundJob) -> bool:
-        """Add the changes to the sum: all at once, or one by one if an observer reads them or the sum is exact.
-
-        Return False if the sum of all at once is not finite.
-        """
+    def _collect(self, stack: Stack, chunk: _Chunk, job: RoundJob) -> None:
+        """Add the changes to the sum: all at once, or one by one if an observer reads them or the sum is exact."""
         looked_at = self.observe is not None or (self.hooks is not None and self.hooks.finishes)
         if not looked_at and isinstance(job.total, FloatSum):
             coefficients = [task.coefficient for task in chunk.tasks]
             factors = torch.tensor(coefficients, dtype=stack.dtype, device=stack.device)
             job.total.added()
-            return bool(stack.add_changes(factors, job.total.tensor).isfinite())
+            if not stack.add_changes(factors, job.total.tensor).isfinite():
+                raise Divergence(f"the weighted sum of {len(chunk.tasks)} updates is not finite")
+            return
         for number, task in enumerate(chunk.tasks):
             with named_client(task.client, self.rank):
                 client = chunk.hooks[number] if chunk.hooks else None
                 deliver(task, stack.change_of(number), job, self.observe, client, chunk.steps[number])
-        return True
 
 
 def chunk_size(net: StackedNet, rows: int, rule: LocalRule, start: Tensor, extra: int = 0) -> int:

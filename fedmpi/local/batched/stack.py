@@ -17,7 +17,6 @@ from fedmpi.local.batched.graph import GraphLayer
 from fedmpi.local.batched.layers import Layer, Place, Slot, StackedDropout, Step, Workspace
 from fedmpi.local.batched.text import Embedding, Tables
 from fedmpi.local.batched.update import Block, StackOptimizer, StackSGD
-from fedmpi.local.work import check_update
 from fedmpi.tasks.losses import CROSS_ENTROPY, CrossEntropyLoss, Loss
 
 MOST_BINDINGS = 64
@@ -171,13 +170,6 @@ class Stack:
         if self.tables is not None:
             length = length + self.tables.add_changes(coefficients, self._table(total))
         return length
-
-    def check_changes(self, lr: float) -> None:
-        """Reject updates of the open clients that are not finite; see `check_update`."""
-        for client in range(self.clients):
-            check_update(self.values[client] - self.start[0], lr)
-        if self.tables is not None:
-            check_update((self.tables.values - self.tables.start).flatten(), lr)
 
     def flat_gradients(self) -> Tensor:
         """Return the gradients of the open clients as flat vectors (k, d) on the CPU, for `Step(keep=0, rate=1)`."""
