@@ -45,10 +45,7 @@ def engine(preset: Preset, ranks: int) -> str:
     """Return the engine that trains a preset's run."""
     if preset.table.get("topology", {}).get("kind") == "mediators":
         return "auto"  # a model is relayed between clients, and only one engine can do that
-    if ranks == 1:
-        return "sequential"
-    merges = "rule" in preset.table.get("samples", {}) and preset.table.get("local", {}).get("steps") == 1
-    return "merged" if merges else "batched"
+    return "sequential" if ranks == 1 else "batched"
 
 
 def papers_values(preset: Preset) -> dict[str, Any]:

@@ -75,10 +75,10 @@ def naming(
 
 @contextmanager
 def during(round: int) -> Iterator[None]:
-    """Add the round to failures of a component within the context."""
+    """Add the round to failures of a component or a client within the context."""
     try:
         yield
-    except ComponentFailure as failure:
+    except (ComponentFailure, ClientFailure) as failure:
         raise failure.during(round) from failure.__cause__
 
 

@@ -76,14 +76,17 @@ class ClientFailure(Exception):
     where : str
         The failing line of the user's code, "file:line"; "" if there is none.
     round : int, optional
-        Round of the failure, if `cause` does not name it.
+        Round of the failure.
     """
 
     def __init__(self, client: int, rank: int, cause: BaseException, where: str = "", round: int | None = None):
         place = ", ".join([*([where] if where else []), *([] if round is None else [f"round {round}"])])
         super().__init__(f"client {client} on rank {rank}: {raised(cause)}{f' ({place})' if place else ''}")
-        self.client = client
-        self.rank = rank
+        self.client, self.rank, self.round, self._given = client, rank, round, (client, rank, cause, where)
+
+    def during(self, round: int) -> ClientFailure:
+        """Return the same failure with the round, unless it names one already."""
+        return ClientFailure(*self._given, self.round if self.round is not None else round)
 
 
 class ComponentFailure(Exception):

@@ -119,15 +119,13 @@ def _selection(c: ConfigTables) -> Rows:
 
 
 def _local_steps(c: ConfigTables) -> Rows:
-    """Local steps that leave single precision, or that a merged gradient cannot replace."""
+    """Local steps that leave single precision."""
     yield (
         not SMALLEST_RATE <= _last_rate(c) <= LARGEST_RATE,
         ["local.lr", "local.schedule"],
         f"the rate leaves the range of single precision within {c.rounds} rounds. Choose local.schedule.factor nearer "
         "to 1, or a larger local.schedule.every",
     )
-    for key, many in (("local.optimizer", c.local.optimizer.name != "sgd"), ("topology", _mediators(c))):
-        yield _merged(c) and many, ["local.engine", key], "merged gradients are one SGD step from the server's model"
 
 
 def _ranks(c: ConfigTables) -> Rows:
@@ -158,12 +156,8 @@ def _own_updates(c: ConfigTables) -> Rows:
         "attack": attacks_updates(c),
         "clients.sampler": "update_norm" in _needs(c),
     }
-    for way, rows in (
-        ("topology", [*needing.items(), ("clients.sampler", "update_norm" in _measures(c))] if _mediators(c) else []),
-        ("local.engine", [*needing.items(), ("server.exact", c.server.exact)] if _merged(c) else []),
-    ):
-        for key, needs in rows:
-            yield needs, [key, way], "each client's own update is needed, and none is formed"
+    for key, needs in (*needing.items(), ("clients.sampler", "update_norm" in _measures(c))):
+        yield needs and _mediators(c), [key, "topology"], "each client's own update is needed, and none is formed"
 
 
 def _sums(c: ConfigTables) -> Rows:
@@ -307,10 +301,6 @@ def attacks_updates(c: ConfigTables) -> bool:
 
 def _mediators(c: ConfigTables) -> bool:
     return c.topology.name == "mediators"
-
-
-def _merged(c: ConfigTables) -> bool:
-    return c.local.engine == "merged"
 
 
 def _last_rate(c: ConfigTables) -> float:

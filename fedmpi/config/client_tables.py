@@ -183,7 +183,7 @@ class LocalTable(Table):
     counts as a client without samples."""
     proximal_mu: NonNegative = 0.0
     """μ of FedProx (Li et al. 2020, Eq 2)."""
-    engine: Literal["auto", "sequential", "merged", "batched"] = "auto"
+    engine: Literal["auto", "sequential", "batched"] = "auto"
     """Training engine. auto: chosen for the model; the run log gives the engine and the reason."""
 
 

@@ -281,7 +281,7 @@ class ClientsView:
         """Return the sums (k, 4) of a part's clients for the parameters w (d,)."""
         x, y = self.rows.load(clients)
         at = Purpose.CLIENT_EVALUATION, t, int(clients[0])
-        with during(t), self.model.evaluating(w, self.streams, *at) as module:
+        with self.model.evaluating(w, self.streams, *at) as module:
             return client_sums(module, x, y, self.rows.counts[clients], self.loss, self._most, self.model.part)
 
     def _tuned(self, plan: Plan, w: Tensor, clients: Ints) -> Floats:
@@ -291,7 +291,7 @@ class ClientsView:
         self._point = torch.empty_like(w) if self._point is None else self._point
         for place, client in enumerate(clients.tolist()):
             task = ClientTask(client, None, 0.0, visit=FINE_TUNING)
-            with during(plan.round), named_client(client, self.cluster.rank):
+            with named_client(client, self.cluster.rank):
                 self.engine.advance(self._point.copy_(w), task, rule, plan.round)
                 check_update(self._point - w, rule.lr)
             sums[place] = self._evaluated(plan.round, self._point, clients[place : place + 1])

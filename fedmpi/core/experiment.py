@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import socket
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ from fedmpi.core.reduce import ServerStep, SingleUpdates, one_by_one
 from fedmpi.core.worker import Trainer, Worker, evaluation_cost
 from fedmpi.data.augmentation import ClientSamples, client_samples, rebalancing_facts
 from fedmpi.data.opening import open_store
-from fedmpi.data.schema import DataDescription, Manifest, check_targets
+from fedmpi.data.schema import Manifest, check_targets
 from fedmpi.data.shards import ShardStore
 from fedmpi.data.source import ClientData, DataSource
 from fedmpi.local.engines import choose_engine
@@ -54,7 +54,7 @@ from fedmpi.local.hooks import Hooks, make_hooks
 from fedmpi.local.measures import ClientMeasures, make_probe
 from fedmpi.local.pipeline import UpdateObserver
 from fedmpi.local.sequential import LocalEngine
-from fedmpi.local.traits import ForwardTraits, adopt_traits, forward_traits
+from fedmpi.local.traits import forward_traits
 from fedmpi.mediators.groups import mediator_groups
 from fedmpi.models.flat import FlatModel
 from fedmpi.mpi import Cluster
@@ -146,7 +146,7 @@ class Experiment:
         observer = UpdateObserver.wanted_by(config, streams, others)
         if observer is not None and config.logging.diagnostics:
             observer.losses = losses()
-        agree_on_traits(cluster, model, description)
+        forward_traits(model, description)
         check_batches(config, data.sizes, model.least)
         hooks = make_hooks(config, model, streams, store.clients)
         engine = choose_engine(config, model, data.trained_on, streams, cluster.rank, observer, hooks)
@@ -297,9 +297,3 @@ def check_batches(config: Config, sizes: Ints, least: int) -> None:
             'Set a larger local.batch_size, local.drop_last = true or a probe of "full", or replace BatchNorm by '
             "GroupNorm and squeeze() by flatten(1)"
         )
-
-
-def agree_on_traits(cluster: Cluster, model: FlatModel, description: DataDescription) -> None:
-    """Apply to all ranks the facts that one rank found by trying the model; collective."""
-    own = astuple(forward_traits(model, description))
-    adopt_traits(model, ForwardTraits(*(type(trait)(cluster.maximum(int(trait))) for trait in own)))

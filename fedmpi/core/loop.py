@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
+from fedmpi.common.calling import during
 from fedmpi.common.plan import Plan
 from fedmpi.core.evaluation import ClientsView, facts_of
 from fedmpi.core.experiment import Experiment
 from fedmpi.core.records import Listener, OnRound, round_record, summary_facts
 from fedmpi.core.reduce import RankWork, RoundSum, RoundTotals
 from fedmpi.core.state import SavedState
-from fedmpi.local.work import check_model, enter_round
+from fedmpi.local.work import check_model
 from fedmpi.mpi import read_launch
 from fedmpi.records.history import History, Record
 from fedmpi.records.progress import RoundDisplay
@@ -83,7 +84,8 @@ class Simulation:
         ending: Ending = "finished"
         t = first - 1
         for t in range(first, self.config.rounds):
-            plan, totals = self._round(t)
+            with during(t):
+                plan, totals = self._round(t)
             enough = self._report_round(plan)
             if t + 1 < self.config.rounds:
                 ending = "ended" if enough else "stopped" if totals.stop else "finished"
@@ -101,7 +103,6 @@ class Simulation:
         """Plan, train, reduce, step, and record one round."""
         started, self.phases = time.perf_counter(), {}
         self.rearm()
-        enter_round(t)
         plan = self._plan(t)
         work = self._work(plan)
         if self.decisions.inquires:

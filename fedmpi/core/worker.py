@@ -10,7 +10,6 @@ from torch import Tensor
 
 from fedmpi.aggregation.exact import Accumulator
 from fedmpi.common.apportionment import offsets_of
-from fedmpi.common.calling import during
 from fedmpi.common.plan import Plan
 from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
@@ -262,7 +261,7 @@ class Trainer:
             self.homes.bring(plan.clients, self.layout.ranks(self.worker.trainers(plan)))
         first, self._began = not self._began, True
         rule = self.worker.rule(plan)
-        with self.loss.kept_generators(), during(plan.round):
+        with self.loss.kept_generators():
             done = self._trained(plan, model, rule, total)
         return replace(done, cost=self.worker.cost(plan, done.report), steady=not first)
 
@@ -272,7 +271,7 @@ class Trainer:
         if self.homes is not None:
             self.homes.bring(candidates, self.layout.ranks(self.layout.owners(candidates)))
         rule = self.worker.usual_rule(rate_of(self.config, round))
-        with self.loss.kept_generators(), during(round):
+        with self.loss.kept_generators():
             return update_norms(self.sequential, mine, model, rule, round)
 
     def check(self, plan: Plan, sums: dict[str, float]) -> None:

@@ -49,13 +49,10 @@ def choose_engine(
     named = f'{wanted}: as local.engine = "{wanted}" says'
     if wanted == "sequential":
         return LocalEngine(sequential, sequential, named)
-    not_merged = why_not_merged(config, sequential)
-    if wanted == "merged":
-        _demand(wanted, not_merged)
-        return LocalEngine(sequential, MergedEngine(sequential), named)
     not_batched = _why_one_by_one(config, model, hooks) or why_not_batched(model, source.description)
     if wanted == "batched":
-        _demand(wanted, not_batched)
+        if not_batched is not None:
+            raise UserError(f'local.engine = "batched" is not possible here: {not_batched}; choose "auto"')
         return LocalEngine(sequential, batched_engine(sequential), named)
     batched = None if not_batched else batched_engine(sequential)
     if batched is not None and model.device.type == "cpu":
@@ -66,7 +63,7 @@ def choose_engine(
             not_batched = f"a batch of one client has {activations >> 20} MiB of activations"
     rest = sequential if batched is None or not_batched else batched
     others = f"{rest.name} ({not_batched})" if not_batched else rest.name
-    if not_merged:
+    if not_merged := why_not_merged(config, sequential):
         return LocalEngine(sequential, rest, f"auto: {others}; nothing is merged: {not_merged}")
     said = f"auto: one-step clients are merged, the others {others}"
     return LocalEngine(sequential, rest, said, MergedEngine(sequential))
@@ -115,11 +112,6 @@ def _why_one_by_one(config: Config, model: FlatModel, hooks: Hooks | None) -> st
     if hooks is not None and hooks.corrects and model.embeddings:
         return "corrections move the vectors of all words, not only of those in a client's texts"
     return None
-
-
-def _demand(engine: str, reason: str | None) -> None:
-    if reason is not None:
-        raise UserError(f'local.engine = "{engine}" is not possible here: {reason}; choose "auto"')
 
 
 def why_not_batched(model: FlatModel, description: DataDescription) -> str | None:

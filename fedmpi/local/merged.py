@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedmpi.aggregation.exact import FloatSum
 from fedmpi.common.apportionment import offsets_of, places_within
-from fedmpi.common.errors import ComponentFailure, Divergence, UserError
+from fedmpi.common.errors import ComponentFailure, Divergence
 from fedmpi.common.streams import Purpose
 from fedmpi.common.types import Ints
 from fedmpi.local.sequential import SequentialEngine
@@ -59,10 +59,6 @@ class MergedEngine:
 
     def train(self, tasks: Sequence[ClientTask], job: RoundJob) -> WorkReport:
         """Add Σ coefficient · Δ of one-step tasks to the job's sum; a failing client is named by a ClientFailure."""
-        if not all(self.accepts(task, job.rule) for task in tasks):
-            raise UserError(
-                'local.engine = "merged" needs clients that take a single step. Set local.steps = 1, or choose "auto"'
-            )
         clients, rows, counts = self._rows_of(tasks, job.rule, job.round)
         coefficients = np.fromiter((task.coefficient for task in tasks), np.float64, len(tasks))
         weights = np.repeat(coefficients / np.maximum(counts, 1), counts)

@@ -87,7 +87,7 @@ class SGD:
 
 @register("local optimizer", name="adam")
 class Adam:
-    """Bias-corrected Adam (Kingma & Ba 2015, Algorithm 1); the proximal term is part of the gradient.
+    """Steps of `adam_step`.
 
     Parameters
     ----------
@@ -114,28 +114,46 @@ class Adam:
         beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999,
         epsilon: Annotated[float, Field(ge=1e-30, le=1e30)] = 1e-8,
     ):
-        self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
         self.values, self.rule, self.start, self.state = values, rule, start, state
         self.gradient, self.gradient_views, self.scratch = gradient, gradient_views, scratch
         self.correction = correction
 
     def step(self, gradients: Sequence[Tensor | None]) -> None:
-        rule, state, gradient, scratch = self.rule, self.state, self.gradient, self.scratch
+        state, gradient = self.state, self.gradient
         found = [(view, one) for view, one in zip(self.gradient_views, gradients, strict=True) if one is not None]
         if len(found) < len(gradients):
             gradient.zero_()
         torch._foreach_copy_([view for view, _ in found], [one for _, one in found])
-        if self.start is not None:
-            torch.sub(self.values, self.start, out=scratch)
-            gradient.add_(scratch, alpha=rule.proximal_mu)
-        if self.correction is not None:
-            gradient.add_(self.correction)
         state.steps += 1
-        state.first.lerp_(gradient, 1 - self.beta1)
-        state.second.mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
-        torch.sqrt(state.second, out=scratch)
-        scratch.div_((1 - self.beta2**state.steps) ** 0.5).add_(self.epsilon)
-        self.values.addcdiv_(state.first, scratch, value=-rule.lr / (1 - self.beta1**state.steps))
+        moments = state.first, state.second, self.scratch
+        adam_step(self.rule, state.steps, self.values, gradient, self.start, self.correction, *moments)
+
+
+def adam_step(
+    rule: LocalRule,
+    number: int,
+    values: Tensor,
+    gradient: Tensor,
+    start: Tensor | None,
+    correction: Tensor | None,
+    first: Tensor,
+    second: Tensor,
+    scratch: Tensor,
+) -> None:
+    """Take step `number` (from 1) of bias-corrected Adam (Kingma & Ba 2015, Algorithm 1), in place.
+
+    The proximal term, given by `start`, and the correction are part of the gradient.
+    """
+    if start is not None:
+        torch.sub(values, start, out=scratch)
+        gradient.add_(scratch, alpha=rule.proximal_mu)
+    if correction is not None:
+        gradient.add_(correction)
+    first.lerp_(gradient, 1 - rule.beta1)
+    second.mul_(rule.beta2).addcmul_(gradient, gradient, value=1 - rule.beta2)
+    torch.sqrt(second, out=scratch)
+    scratch.div_((1 - rule.beta2**number) ** 0.5).add_(rule.epsilon)
+    values.addcdiv_(first, scratch, value=-rule.lr / (1 - rule.beta1**number))
 
 
 class Foreign:

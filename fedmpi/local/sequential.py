@@ -242,8 +242,7 @@ class WorkingMemory:
             state = self._adam = self._adam or AdamState.fresh(self.model)
             state.reset()
         gradient, scratch = self._take("gradient", values), self._take("scratch", values)
-        decays = {"beta1": rule.beta1, "beta2": rule.beta2, "epsilon": rule.epsilon}
-        return Adam(values, rule, start, state, gradient, self.model.views(gradient), scratch, correction, **decays)
+        return Adam(values, rule, start, state, gradient, self.model.views(gradient), scratch, correction)
 
     def _take(self, name: str, like: Tensor) -> Tensor:
         if name not in self._kept:

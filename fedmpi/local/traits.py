@@ -57,13 +57,9 @@ def forward_traits(model: FlatModel, description: DataDescription) -> ForwardTra
     The model is then bound to a scratch copy of its initial values.
     """
     if model not in _known:
-        adopt_traits(model, _tried(model, description))
+        _known[model] = traits = _tried(model, description)
+        model.least = traits.least
     return _known[model]
-
-
-def adopt_traits(model: FlatModel, traits: ForwardTraits) -> None:
-    """Set the model's traits from now on, which include findings of other ranks."""
-    _known[model], model.least = traits, traits.least
 
 
 def _tried(model: FlatModel, description: DataDescription) -> ForwardTraits:

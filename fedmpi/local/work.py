@@ -208,20 +208,10 @@ def schedule(rule: LocalRule, n: int, generator: np.random.Generator | None) -> 
 
 # Clients that fail: their names and a remedy
 
-_round: int | None = None
-"""Current round of this process; None before the first one."""
-_in_round = ""
-
-
-def enter_round(round: int | None) -> None:
-    """Set the round that messages about failures name."""
-    global _round, _in_round
-    _round, _in_round = round, "" if round is None else f" in round {round}"
-
 
 @contextmanager
 def named_client(client: int, rank: int) -> Iterator[None]:
-    """Turn an exception into a ClientFailure that names client, rank and round. A UserError passes unchanged, a
+    """Turn an exception into a ClientFailure that names client and rank. A UserError passes unchanged, a
     ComponentFailure gains the client's name."""
     try:
         yield
@@ -230,23 +220,21 @@ def named_client(client: int, rank: int) -> Iterator[None]:
     except ComponentFailure as failure:
         raise failure.during(client=client) from failure.__cause__
     except BaseException as cause:  # a sys.exit() in a model must not end the run as if it were done
-        round = None if isinstance(cause, Divergence) else _round
-        raise ClientFailure(client, rank, cause, innermost(cause), round) from cause
+        raise ClientFailure(client, rank, cause, innermost(cause)) from cause
 
 
 def check_loss(loss_sum: float, lr: float) -> None:
     """Reject a loss that is not a number or is at least `LARGEST_LOSS`."""
     if not abs(loss_sum) < LARGEST_LOSS:
         raise Divergence(
-            f"the loss is {loss_sum:g}{_in_round}. Training diverged at lr = {lr:g}; lower local.lr "
-            "or server.optimizer.lr"
+            f"the loss is {loss_sum:g}. Training diverged at lr = {lr:g}; lower local.lr or server.optimizer.lr"
         )
 
 
 def check_update(delta: Tensor, lr: float) -> None:
     """Reject an update (d,) with values that are infinite, not a number, or too large to be squared."""
     if not math.isfinite(float(delta.dot(delta))):
-        raise Divergence(f"the update is not finite{_in_round}. Training diverged at lr = {lr:g}; lower local.lr")
+        raise Divergence(f"the update is not finite. Training diverged at lr = {lr:g}; lower local.lr")
 
 
 def check_model(model: Tensor, round: int, lr: float) -> None:

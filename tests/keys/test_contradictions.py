@@ -22,7 +22,6 @@ RELAYS = "topology=mediators topology.clients_per_mediator=2"
 STRATA = "clients.sampler=stratified clients.sampler.strata=3"
 CLIPPED = "server.weights=uniform privacy.clip_norm=1"
 NOISED = f"{CLIPPED} privacy.noise_multiplier=1"
-MERGED = "local.engine=merged local.steps=1"
 MEDIAN = "server.aggregator=median"
 LEARNS = "server.weights=q-ffl"
 ATTACK = "clients.attack_fraction=0.2 attack"
@@ -67,8 +66,6 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
         ],
         [f"{FALLING}=0.1 rounds=29", f"{FALLING}=10 rounds=31", "local.lr=1e-30", "local.lr=1e30"],
     ),
-    "local.engine, local.optimizer": ([f"{MERGED} local.optimizer=adam"], [MERGED, "local.optimizer=adam"]),
-    "local.engine, topology": ([f"{MERGED} {RELAYS}"], [RELAYS]),
     "server.weights, clients.sampler": (["server.weights=stratified"], [f"{STRATA} server.weights=stratified"]),
     "server.weights, clients.availability": (
         [
@@ -112,8 +109,7 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
         ],
     ),
     **{
-        f"{key}, {way}": ([f"{chosen} {setting}" for setting in settings], settings)
-        for way, chosen in (("topology", RELAYS), ("local.engine", MERGED))
+        f"{key}, topology": ([f"{RELAYS} {setting}" for setting in settings], settings)
         for key, settings in {
             "privacy.clip_norm": [CLIPPED],
             "logging.diagnostics": ["logging.diagnostics=true"],
@@ -124,15 +120,6 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
             "clients.sampler": [f"{SAMPLER}:by_norms"],
         }.items()
     },
-    "server.exact, local.engine": (
-        [f"{MERGED} server.exact=true"],
-        [
-            f"{RELAYS} server.exact=true",
-            f"{RELAYS} {ATTACK}=label-flip",
-            f"{MERGED} {ATTACK}=label-flip",
-            f"{MERGED} {SAMPLER}:NormsOnTrial",
-        ],
-    ),
     "cluster.placement, compression.error_feedback": (
         [f"{RESIDUALS} cluster.placement=shared"],
         [f"{RESIDUALS} cluster.placement=owner", "compression=int8 cluster.placement=shared"],
@@ -204,7 +191,10 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
     ),
     "rebalance, task.kind": (["task.kind=multilabel rebalance=true"], ["task.kind=multilabel"]),
     "topology, task.kind": (["task.kind=tokens topology=mediators"], []),
-    "attack, task.kind": ([f"task.kind=tokens {ATTACK}=label-flip"], [f"task.kind=tokens {ATTACK}=noise"]),
+    "attack, task.kind": (
+        [f"task.kind=tokens {ATTACK}=label-flip"],
+        [f"task.kind=tokens {ATTACK}=noise", f"{RELAYS} {ATTACK}=label-flip"],
+    ),
 }
 
 

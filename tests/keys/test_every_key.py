@@ -103,7 +103,7 @@ EFFECTS: dict[str, dict[str, str]] = {
     },
     f"{S} clients.count=4": {"clients.sampler": "uniform weighted clients", "preset": "fedavg fedprox model"},
     f"{S} clients.sampler=uniform": {"clients.count": "3 5 clients", "clients.fraction": "0.25 0.5 clients"},
-    f"{ALL} local.steps=1 local.batch_size=all": {"local.engine": "sequential merged model"},
+    f"{ALL} local.steps=1 local.batch_size=all": {"local.engine": "sequential auto model"},
     ALL: {
         "clients.failure_rate": "0 0.5 clients",
         "clients.availability": "always tests.keys.contrary:larger_half clients",

@@ -13,6 +13,7 @@ from torch import nn
 
 from fedmpi import ClientFailure, Config, UserError
 from fedmpi.aggregation.exact import SHORT, FloatSum
+from fedmpi.common.calling import during
 from fedmpi.data.schema import DataDescription
 from fedmpi.local import engines
 from fedmpi.local import merged as merged_module
@@ -20,7 +21,7 @@ from fedmpi.local.batched.engine import BatchedEngine
 from fedmpi.local.engines import LocalEngine, choose_engine
 from fedmpi.local.merged import MergedEngine
 from fedmpi.local.sequential import SequentialEngine
-from fedmpi.local.work import LocalRule, RoundJob, Rows, enter_round
+from fedmpi.local.work import LocalRule, RoundJob, Rows
 from fedmpi.models.flat import FlatModel
 from tests.local.synthetic import (
     IMAGES,
@@ -157,12 +158,6 @@ def test_models_that_cannot_be_merged_exactly_are_named(net: nn.Module, words: s
     assert words in (engines.why_not_merged(config, engine) or "")
 
 
-def test_merging_is_for_clients_of_one_step() -> None:
-    source, model = InMemorySource(SMALL_IMAGES, SIZES), small()
-    with pytest.raises(UserError, match="single step"):
-        summed(made(MergedEngine, model, source), model, tasks_of(source), LocalRule(batch_size=2))
-
-
 # Clients that fail
 
 
@@ -207,12 +202,9 @@ class Failing(nn.Linear):
 
 def test_a_model_that_fails_on_a_client_is_named_with_its_line_and_the_round() -> None:
     source, model = InMemorySource(SMALL_IMAGES, [5, 3]), FlatModel(Failing(36, 5))
-    for round, said in ((None, ""), (4, ", round 4")):
-        enter_round(round)
-        line = rf"^client 1 on rank 0: KeyError: 'seven' \(\S+test_engines.py:\d+{said}\)$"
-        with pytest.raises(ClientFailure, match=line):
-            summed(made(SequentialEngine, model, source), model, tasks_of(source), WHOLE)
-    enter_round(None)
+    line = r"^client 1 on rank 0: KeyError: 'seven' \(\S+test_engines.py:\d+, round 4\)$"
+    with pytest.raises(ClientFailure, match=line), during(4):
+        summed(made(SequentialEngine, model, source), model, tasks_of(source), WHOLE)
 
 
 # The choice
@@ -254,8 +246,6 @@ def observed(client: int, delta: torch.Tensor) -> None:
         ({"topology": "mediators"}, None, None, "nothing is merged: mediators"),
         ({}, None, BatchNormNet, "buffers"),
         ({}, None, AlphaDropoutNet, "random numbers"),
-        ({"local": {"engine": "merged", "batch_size": "all"}}, observed, None, "clipping, transport, attacks or diag"),
-        ({"local": {"engine": "merged", "batch_size": "all"}}, None, BatchNormNet, "buffers"),
         ({"local": {"engine": "batched"}}, None, AlphaDropoutNet, "random numbers"),
     ],
 )

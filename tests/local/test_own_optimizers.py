@@ -141,7 +141,6 @@ def test_options_of_sgd_are_those_of_torch_with_any_engine(option: str) -> None:
         (["local.optimizer=sgd", "local.optimizer.beta1=0.5"], 'needs local.optimizer = "adam"'),
         ([f"local.optimizer={OWN}:momentum", "preset=scaffold"], "only SGD's steps give back"),
         ([f"local.optimizer={OWN}:momentum", "local.engine=batched"], "steps on the parameters of one client"),
-        ([f"local.optimizer={OWN}:momentum", "local.engine=merged"], 'local.engine = "merged" does not go with'),
         ([f"local.optimizer={OWN}:Forgetting"], r"Forgetting gives .* the shape \(3,\)"),
         ([f"local.optimizer={OWN}:nothing"], "has no step"),
         ([f"local.optimizer={OWN}:Failing"], "test_own_optimizers.py:.*ZeroDivisionError: no such number"),

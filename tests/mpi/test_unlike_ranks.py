@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 import pytest
@@ -31,7 +30,6 @@ from fedmpi.core.experiment import Experiment, facts_of_run
 from fedmpi.core.loop import Simulation
 from fedmpi.data.opening import open_store
 from fedmpi.local.sequential import SequentialEngine
-from fedmpi.local.traits import ForwardTraits
 from fedmpi.mediators import relay
 from fedmpi.mpi import Cluster
 from fedmpi.process.exit_codes import run_guarded
@@ -52,11 +50,6 @@ class ByRank:
         from mpi4py import MPI
 
         w.add_(update, alpha=1.0 + (MPI.COMM_WORLD.rank == 2))
-
-
-def coupling_found_by_one(rank: int, patch: Patch) -> None:
-    """Only rank 1 finds that samples of a batch influence one another: nothing may be merged then, on any rank."""
-    patch.setattr(experiment, "forward_traits", lambda *_: ForwardTraits(couples=rank == 1))
 
 
 def gpu_on_one(rank: int, patch: Patch) -> None:
@@ -107,9 +100,7 @@ variate = changed_after_round_0(
     lambda simulation: [v[3:4].add_(1) for v in simulation.trainer.hooks.server.values()][0]
 )
 OTHER_MODELS = r"the models of ranks \[2\] differ from that of rank 0 after round \d"
-MERGED = FEDAVG.replace("local.engine=sequential", "local.batch_size=20")
 SCENARIOS: dict[str, tuple[str, Callable[[int, Patch], None] | None, str, str]] = {
-    "coupling": (MERGED, coupling_found_by_one, "said", "nothing is merged: a sample's outputs depend on the other"),
     "GPU": (FEDAVG, gpu_on_one, "UserError", r"the device is cpu on rank 0 \(.*\) and cuda on rank 2 "),
     "layout": (
         f"{FEDAVG} cluster.server_trains=never",
@@ -180,24 +171,22 @@ def test_every_key_version_and_shard_is_among_the_facts(tmp_path: Path):
     assert {f"manifest.json, {key}" for key in ("classes", "seed", "description")} <= facts.keys()
 
 
-def run(name: str, rank: int, patch: Patch) -> dict[str, Any]:
-    """Engine and layout of this rank, and the bits of its model."""
+def run(name: str, rank: int, patch: Patch) -> None:
+    """Run a scenario to its end."""
     settings, change, *_ = SCENARIOS[name]
     if change is not None:
         change(rank, patch)
     parts = Experiment.connect(load_config(None, settings.replace("{rank}", str(rank)).split()))
     simulation = Simulation(parts, None)
     assert simulation.run() == "finished"
-    engine = parts.trainer.engine.description.split("; so far")[0]
-    facts = {"said": f"{parts.layout.description}; {engine}", "model": crc32(simulation.model.numpy().tobytes())}
     parts.close()
-    return facts
 
 
 def said(name: str, rank: int) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         try:
-            return run(name, rank, patch)
+            run(name, rank, patch)
+            return {}
         except (UserError, RanksDisagree) as error:
             return {type(error).__name__: str(error)}
 

@@ -31,7 +31,7 @@ def one_step(world: str, **further: Any) -> fedmpi.Run:
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_one_step_of_all_clients_is_one_weighted_gradient(world: str):
-    merged, one_by_one = (one_step(world, **{"local.engine": engine}) for engine in ("merged", "sequential"))
+    merged, one_by_one = (one_step(world, **{"local.engine": engine}) for engine in ("auto", "sequential"))
     assert np.abs(values(merged) - values(one_by_one)).max() < 1e-6
     assert merged.records[0]["train_loss"] == pytest.approx(one_by_one.records[0]["train_loss"], rel=1e-5)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedmpi.local.algorithms import shrinking_sum
 from fedmpi.local.batched.layers import Step
+from fedmpi.local.optimizers import adam_step
 from fedmpi.local.work import LocalRule
 
 LEAST_PULL = 1e-15
@@ -91,7 +92,7 @@ class StackSGD(StackOptimizer):
 
 
 class StackAdam(StackOptimizer):
-    """Bias-corrected Adam (Kingma & Ba 2015, Algorithm 1); the proximal term is part of the gradient."""
+    """Steps of `adam_step`."""
 
     fused = False
     finishes = True
@@ -105,17 +106,9 @@ class StackAdam(StackOptimizer):
             into.copy_(corrections)
 
     def finish(self, block: Block, number: int) -> None:
-        rule, gradient, scratch = self.rule, block.gradient, block.scratch
-        if rule.proximal_mu:
-            torch.sub(block.values, block.start, out=scratch)
-            gradient.add_(scratch, alpha=rule.proximal_mu)
-        if block.correction is not None:
-            gradient.add_(block.correction)
-        block.first.lerp_(gradient, 1 - rule.beta1)
-        block.second.mul_(rule.beta2).addcmul_(gradient, gradient, value=1 - rule.beta2)
-        torch.sqrt(block.second, out=scratch)
-        scratch.div_((1 - rule.beta2**number) ** 0.5).add_(rule.epsilon)
-        block.values.addcdiv_(block.first, scratch, value=-rule.lr / (1 - rule.beta1**number))
+        start = block.start if self.rule.proximal_mu else None
+        moments = block.first, block.second, block.scratch
+        adam_step(self.rule, number, block.values, block.gradient, start, block.correction, *moments)
 
 
 def stack_optimizer(rule: LocalRule) -> StackSGD | StackAdam:
