@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, ValidationError
 
 from data_prep.partitions import Count
 from fedmpi.common.apportionment import offsets_of
@@ -18,7 +18,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.options import options_of
 from fedmpi.common.registry import Component
 from fedmpi.common.types import AnyArray, Ints
-from fedmpi.data.schema import DataDescription, Modality, scales_of
+from fedmpi.data.schema import DataDescription, Modality, first_problem, scales_of
 from fedmpi.data.schema import Understood as Understood
 from fedmpi.data.statistics import STATISTICS_ROWS, statistics
 
@@ -71,17 +71,20 @@ class RawDataset:
     @property
     def description(self) -> DataDescription:
         """The data set as models need to know it."""
-        return DataDescription(
-            self.feature_shape,
-            self.dtype,
-            self.classes,
-            self.task,
-            len(self.vocabulary),
-            tuple(self.mean),
-            tuple(self.std),
-            self.targets,
-            tuple(self.y.shape[1:]),
-        )
+        try:
+            return DataDescription(
+                feature_shape=self.feature_shape,
+                dtype=self.dtype,
+                classes=self.classes,
+                task=self.task,
+                vocabulary=len(self.vocabulary),
+                mean=self.mean,
+                std=self.std,
+                targets=self.targets,
+                target_shape=self.y.shape[1:],
+            )
+        except ValidationError as error:
+            raise UserError(f"the data set {self.name} cannot be described: {first_problem(error)}") from None
 
     def fitted(self, rows: Ints | None = None) -> RawDataset:
         """Return the data set with the normalization or vocabulary of some rows, by default those for training."""

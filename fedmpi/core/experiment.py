@@ -151,7 +151,7 @@ class Experiment:
         hooks = make_hooks(config, model, streams, store.clients)
         engine = choose_engine(config, model, data.trained_on, streams, cluster.rank, observer, hooks)
         worker = _worker(config, streams, data, layout, engine, hooks)
-        trainer = Trainer(config, cluster, engine, worker, store, observer, hooks)
+        trainer = Trainer(config, cluster, engine, worker, observer, hooks)
         decisions = _decisions(config, streams, data, model, observer, trainer)
         chosen_step = config.server.optimizer.component
         optimizer = ServerOptimizer(chosen_step, config.server.optimizer.options, model.trainable)

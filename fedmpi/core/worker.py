@@ -230,7 +230,6 @@ class Trainer:
         cluster: Cluster,
         engine: LocalEngine,
         worker: Worker,
-        store: ShardStore,
         observer: UpdateObserver | None,
         hooks: Hooks | None,
     ):
@@ -239,11 +238,10 @@ class Trainer:
         self.engine = engine
         self.worker = worker
         self.layout = worker.layout
-        self.store = store
         self.observer = observer
         self.hooks = hooks
         moves = hooks is not None and bool(hooks.client_state) and worker.layout.shared
-        self.homes = Homes(cluster, hooks.state, store.clients) if hooks is not None and moves else None
+        self.homes = Homes(cluster, hooks.state, len(worker.sizes)) if hooks is not None and moves else None
         self.loss = engine.sequential.model.loss
         self._began = False
 
@@ -299,8 +297,6 @@ class Trainer:
         if len(plan.mediators):
             return self._relay(plan, model, rule, total)
         members = self.worker.members(plan)
-        if self.worker.uses_all(plan):  # let the system read them ahead
-            self.store.expect(plan.clients[members])
         tasks = self.worker.tasks(plan, members)
         if self.observer is not None:
             self.observer.begin(tasks, plan.round, model)

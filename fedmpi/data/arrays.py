@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from pydantic import ValidationError
 
 from fedmpi.common.apportionment import offsets_of
 from fedmpi.common.calling import calling, takes
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import ARRAYS as NAME
 from fedmpi.common.registry import resolve
-from fedmpi.common.task_kinds import TARGETS
 from fedmpi.common.types import AnyArray, Ints
-from fedmpi.data.schema import DataDescription, Manifest, Modality, ShardFile, wrong_target
+from fedmpi.data.schema import DataDescription, Manifest, Modality, ShardFile, first_problem, wrong_target
 from fedmpi.data.shards import Samples, ShardStore, shard_in_memory
 from fedmpi.data.statistics import TESTING, TRAINING, VALIDATION, class_notes, statistics
 
@@ -30,8 +30,6 @@ WRITER = "data_prep.writer"
 CHANNELS = (1, 3, 4)
 """Usual sizes of an axis of channels."""
 MOST_CLIENTS = 1 << 30
-MOST_COUNTS = 1 << 31
-"""Clients times classes: the table of class counts has 8 bytes per entry."""
 FORMS = {
     "classification": "(n,) whole numbers, the classes from 0 on",
     "tokens": "(n, L) whole numbers, -1 where none counts",
@@ -128,16 +126,16 @@ class ClientArrays:
         self.name, self.task = name, task
         y = one_column(_array(y), targets)
         self.targets = _kind_of(y) if targets is None else targets
-        _need(self.targets in TARGETS, f"targets = {targets!r} is unknown: choose {', '.join(map(repr, TARGETS))}")
+        _need(self.targets in FORMS, f"targets = {targets!r} is unknown: choose {', '.join(map(repr, FORMS))}")
         x, y = self._part("", x, y)
         owner, names = _owners("owner", owner, len(x))
-        count = int(owner.max()) + 1 if clients is None else clients
-        fits = count == len(names) if names is not None else count > owner.max()
-        _need(fits, f"clients = {clients}, but owner has {int(owner.max()) + 1}: clients start at 0")
+        first, last = int(owner.min()), int(owner.max())
+        count = last + 1 if clients is None else clients
+        fits = count > last if names is None else count == len(names)
+        _need(fits, f"clients = {clients}, but owner has {last + 1}: clients start at 0")
         _need(
-            clients is not None or names is not None or owner.min() == 0,
-            f"owner holds {owner.min()} to {owner.max()}, so client 0 has no sample. Subtract {owner.min()}, or pass "
-            f"clients={count}.",
+            clients is not None or first == 0,
+            f"owner holds {first} to {last}, so client 0 has no sample. Subtract {first}, or pass clients={count}.",
         )
         self.client_ids = np.arange(count) if names is None else names
         self.x, self.y, self.offsets = _by_owner(x, y, owner, count)
@@ -151,17 +149,10 @@ class ClientArrays:
                 _need(owner.max() < count, f"val's owner holds {owner.max()}, but there are {count} clients")
                 x, y, self.val_offsets = _by_owner(x, y, owner, count)
                 self.val = x, y
-        self.classes = self._classes(classes, vocabulary)
-        _need(
-            self.targets != "classification" or count * self.classes <= MOST_COUNTS,
-            f"{count} clients times {self.classes} classes are more than {MOST_COUNTS} class counts: number owners and "
-            "labels from 0 on without gaps",
-        )
-        self.description = self._describe(vocabulary, mean, std)
         try:
-            self.description.check()
-        except ValueError as error:
-            raise UserError(f"{NAME}: {error}") from None
+            self.description = self._describe(classes, vocabulary, mean, std)
+        except ValidationError as error:
+            raise UserError(f"{NAME}: {first_problem(error)}") from None
         for what, (_, y) in self._parts().items():
             wrong = wrong_target(y, self.description)
             _need(wrong is None, f"a {what} target is {wrong and wrong[1]}")
@@ -256,28 +247,40 @@ class ClientArrays:
         return classes or max(2, found, (vocabulary or 0) if self.targets == "tokens" else 0)
 
     def _describe(
-        self, vocabulary: int | None, mean: float | Sequence[float] | None, std: float | Sequence[float] | None
+        self,
+        classes: int | None,
+        vocabulary: int | None,
+        mean: float | Sequence[float] | None,
+        std: float | Sequence[float] | None,
     ) -> DataDescription:
-        shape, dtype, target_shape = self.x.shape[1:], str(self.x.dtype), self.y.shape[1:]
+        shape, dtype = self.x.shape[1:], str(self.x.dtype)
+        image, words = len(shape) == 3, 0
+        centre: Any = ()
+        spread: Any = ()
         if dtype == "int32":
             words = max(vocabulary or 0, *(int(x.max()) + 1 for x, _ in self._parts().values()))
-            return DataDescription(shape, dtype, self.classes, "text", words, (), (), self.targets, target_shape)
-        centre: tuple[float, ...] = ()
-        spread: tuple[float, ...] = ()
-        if mean is not None or std is not None:
-            centre = tuple(np.atleast_1d(np.asarray(0.0 if mean is None else mean, np.float64)).tolist())
-            spread = tuple(np.atleast_1d(np.asarray(1.0 if std is None else std, np.float64)).tolist())
+        elif mean is not None or std is not None:
+            centre = np.atleast_1d(np.asarray(0.0 if mean is None else mean, np.float64)).tolist()
+            spread = np.atleast_1d(np.asarray(1.0 if std is None else std, np.float64)).tolist()
         elif dtype == "uint8":  # on the scale of x / 255, as data_prep measures them
             rows = np.arange(len(self.x))
-            centre, spread = statistics(lambda rows: self.x[rows], rows, shape[0] if len(shape) == 3 else 1, 255.0)
-        task = self.task or ("image" if len(shape) == 3 else "vector")
-        return DataDescription(shape, dtype, self.classes, task, 0, centre, spread, self.targets, target_shape)
+            centre, spread = statistics(lambda rows: self.x[rows], rows, shape[0] if image else 1, 255.0)
+        return DataDescription(
+            feature_shape=shape,
+            dtype=dtype,
+            classes=self._classes(classes, vocabulary),
+            task=self.task or ("image" if image else "vector"),
+            vocabulary=words,
+            mean=centre,
+            std=spread,
+            targets=self.targets,
+            target_shape=self.y.shape[1:],
+        )
 
     def _manifest(self) -> Manifest:
-        clients, samples, parts = len(self.offsets) - 1, len(self.x), self._parts()
-        notes: tuple[str, ...] = ()
-        if self.targets == "classification":
-            notes = class_notes({part: y for part, (_, y) in parts.items()}, range(self.classes))
+        clients, samples, classes = len(self.offsets) - 1, len(self.x), self.description.classes
+        names = tuple(map(str, range(classes))) if self.description.labeled else ()
+        labels = {part: y for part, (_, y) in self._parts().items()}
         test_x, test_y = self.test
         return Manifest(
             dataset=self.name,
@@ -286,15 +289,15 @@ class ClientArrays:
             seed=0,
             clients=clients,
             samples=samples,
-            classes=self.classes,
-            class_names=tuple(map(str, range(self.classes))) if self.targets == "classification" else (),
+            classes=classes,
+            class_names=names,
             description=self.description,
             train=(ShardFile("", self.x.nbytes + self.y.nbytes, self.digest, 0, clients, samples),),
             test=ShardFile("", test_x.nbytes + test_y.nbytes, "", samples=len(test_y)),
             val=None if self.val is None else ShardFile("", self.val[0].nbytes, "", samples=len(self.val[1])),
             empty_clients=int((np.diff(self.offsets) == 0).sum()),
             command="in memory",
-            notes=notes,
+            notes=class_notes(labels, names) if names else (),
         )
 
 

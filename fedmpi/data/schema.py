@@ -11,16 +11,16 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import cache
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
-from pydantic_core import from_json
+import pydantic
+from pydantic import Field, TypeAdapter, ValidationError
 
 from fedmpi.common.errors import UserError, shown
+from fedmpi.common.options import reason_of
 from fedmpi.common.task_kinds import IGNORED, TARGETS
 from fedmpi.common.types import AnyArray
 
@@ -34,7 +34,6 @@ VECTORS = "vectors.npy"
 PARTIAL = ".partial"  # suffix of a file that is being written
 PREPARING = ".preparing"  # marks a folder whose manifest is not written yet
 FEATURES, LABELS, OFFSETS, CLIENT_IDS, CLASS_COUNTS = "x", "y", "offsets", "client_ids", "class_counts"
-DTYPES = ("uint8", "float32", "int32")
 CLASSES_NAMED = 10
 SMALLEST_STD = 1e-37  # its inverse is finite in single precision
 TEXTS_AND_FILES = {"command", "notes", "licence", "citation", "understood"}
@@ -44,7 +43,10 @@ REPREPARE = "prepare it again with python -m data_prep"
 
 Modality = Literal["image", "text", "vector"]
 """Kind of a sample."""
-TASKS: tuple[str, ...] = get_args(Modality)
+Size = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=0)]
+Mean = Annotated[float, Field(allow_inf_nan=False)]
+Std = Annotated[float, Field(gt=SMALLEST_STD, allow_inf_nan=False)]
 
 
 def shard_name(index: int) -> str:
@@ -57,22 +59,40 @@ def scales_of(feature_shape: tuple[int, ...]) -> int:
     return feature_shape[0] if len(feature_shape) == 3 else feature_shape[-1]
 
 
-@dataclass(frozen=True)
+@pydantic.dataclasses.dataclass(frozen=True)
 class DataDescription:
-    """Everything a model builder needs to know of a data set."""
+    """Everything a model builder needs to know of a data set; one that no data can have raises ValidationError."""
 
-    feature_shape: tuple[int, ...]  # Shape of one sample: (channels, height, width), (length,) tokens, or (features,)
-    dtype: str  # Stored dtype of the features
-    classes: int  # C, the values of an output: classes (of each position where targets are tokens), labels, or numbers
-    task: str  # What a sample is
-    vocabulary: int  # Number of token ids; 0 unless task is "text"
+    # Shape of one sample: (channels, height, width), (length,) tokens, or (features,)
+    feature_shape: Annotated[tuple[Size, ...], Field(min_length=1)]
+    dtype: Annotated[str, Field(pattern="^(uint8|float32|int32)$")]  # Stored dtype of the features
+    classes: Size  # C, the values of an output: classes (of each position where targets are tokens), labels, or numbers
+    task: Modality
+    vocabulary: Count  # Number of token ids; 0 unless task is "text"
     # Per channel of an image, or per column of a vector (d,) or series (T, C), or one for all; applied to x / 255
     # (uint8) or x (float32); empty for token ids
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    targets: str = "classification"  # Meaning of y (`TARGETS`)
+    mean: tuple[Mean, ...]
+    std: tuple[Std, ...]
+    targets: Annotated[str, Field(pattern=f"^({'|'.join(TARGETS)})$")] = "classification"  # Meaning of y
     # Shape of one sample's y: () for a class or a single number, (L,) for tokens, (C,) for labels
-    target_shape: tuple[int, ...] = ()
+    target_shape: tuple[Size, ...] = ()
+
+    @pydantic.model_validator(mode="after")
+    def _consistent(self) -> DataDescription:
+        shape, scales, text = self.target_shape, scales_of(self.feature_shape), self.task == "text"
+        fits = {
+            "classification": shape == (),
+            "tokens": len(shape) == 1,
+            "multilabel": shape == (self.classes,),
+            "regression": math.prod(shape) == self.classes,
+        }
+        if not fits[self.targets]:
+            raise ValueError(f"targets of shape {shape} are no {self.targets} of {self.classes} values")
+        if text != (self.dtype == "int32") or (text and self.vocabulary < 1):
+            raise ValueError("texts are token ids of a vocabulary, int32, and nothing else is")
+        if any(len(values) not in (0, 1, scales) for values in (self.mean, self.std)):
+            raise ValueError(f"mean and std are one number, or one for each of {scales} channels or columns")
+        return self
 
     @property
     def labeled(self) -> bool:
@@ -93,13 +113,8 @@ class DataDescription:
     def sample(self) -> str:
         """One sample, in words."""
         shape = " x ".join(map(str, self.feature_shape))
-        if self.task == "text":
-            return f"text of {shape} tokens, from a vocabulary of {self.vocabulary:,}"
-        if self.task == "image" and len(self.feature_shape) == 3:
-            channels, height, width = self.feature_shape
-            kind = {1: "gray image", 3: "color image"}.get(channels, f"image of {channels} channels and")
-            return f"{kind} of {width} x {height} pixels, {self.dtype}"
-        return f"{shape} number{'' if self.feature_shape == (1,) else 's'}, {self.dtype}"
+        words = f", from a vocabulary of {self.vocabulary:,}" if self.task == "text" else ""
+        return f"{self.task} of {shape} values, {self.dtype}{words}"
 
     @property
     def target(self) -> str:
@@ -120,55 +135,19 @@ class DataDescription:
     @classmethod
     def of(cls, entries: Mapping[str, Any]) -> DataDescription:
         """Return the description with these entries, as JSON gives them."""
-        found = TypeAdapter(cls).validate_json(json.dumps(dict(entries)), strict=True)
-        found.check()
-        return found
-
-    def check(self) -> None:
-        """Raise ValueError if no sample and no model can be like this."""
-        shape, scales = self.target_shape, scales_of(self.feature_shape) if self.feature_shape else 0
-        text = self.task == "text"
-        fits = {
-            "classification": shape == (),
-            "tokens": len(shape) == 1,
-            "multilabel": shape == (self.classes,),
-            "regression": math.prod(shape) == self.classes,
-        }
-        for wrong, problem in (
-            (self.dtype not in DTYPES, f"the dtype {shown(self.dtype, repr)} is unknown"),
-            (self.task not in TASKS, f"the task {shown(self.task, repr)} is unknown"),
-            (min(self.feature_shape, default=0) < 1, f"samples of shape {self.feature_shape} contain nothing"),
-            (self.classes < 1, f"{self.classes} classes: there is at least one"),
-            (self.targets not in TARGETS, f"the targets {shown(self.targets, repr)} are unknown"),
-            (min(shape, default=1) < 1, f"targets of shape {shape} contain nothing"),
-            (not fits.get(self.targets), f"targets of shape {shape} are no {self.targets} of {self.classes} values"),
-            (
-                text != (self.dtype == "int32") or (text and self.vocabulary < 1),
-                "texts are token ids of a vocabulary, int32, and nothing else is",
-            ),
-            (
-                any(len(values) not in (0, 1, scales) for values in (self.mean, self.std)),
-                f"mean and std are one number, or one for each of {scales} channels or columns",
-            ),
-            (
-                not all(map(math.isfinite, self.mean)) or not all(SMALLEST_STD < std < math.inf for std in self.std),
-                "mean and std are finite numbers, std above 0",
-            ),
-        ):
-            if wrong:
-                raise ValueError(problem)
+        return TypeAdapter(cls).validate_json(json.dumps(dict(entries)), strict=True)
 
 
 @dataclass(frozen=True)
 class ShardFile:
     """One file of a folder as the manifest lists it; the client fields are 0 for files without clients."""
 
-    name: str
-    bytes: int
+    name: Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
+    bytes: Count
     sha256: str
-    first_client: int = 0
-    clients: int = 0
-    samples: int = 0
+    first_client: Count = 0
+    clients: Count = 0
+    samples: Count = 0
 
 
 @dataclass(frozen=True)
@@ -183,20 +162,20 @@ class Understood:
     unused: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True)
+@pydantic.dataclasses.dataclass(frozen=True)
 class Manifest:
-    """The content of manifest.json."""
+    """The content of manifest.json; entries that contradict each other raise ValidationError."""
 
     dataset: str  # Names of the data set and of the partition scheme
     partition: str
     partition_options: dict[str, Any]  # The scheme's options as used
     seed: int  # Seed of the partition
-    clients: int  # N, n (training), C, clients without a sample, rows that the scheme left out, unreadable rows
+    clients: Size  # N, n (training), C, clients without a sample, rows that the scheme left out, unreadable rows
     samples: int
     classes: int
     class_names: tuple[str, ...]  # C names; may be empty where samples have no class
     description: DataDescription  # Shape, dtype and normalization of a sample
-    train: tuple[ShardFile, ...]  # Training shards in client order
+    train: Annotated[tuple[ShardFile, ...], Field(min_length=1)]  # Training shards in client order
     test: ShardFile  # The test part
     val: ShardFile | None = None  # Validation part, further arrays, vocabulary, word vectors, where there are any
     extras: ShardFile | None = None
@@ -210,6 +189,17 @@ class Manifest:
     command: str = ""
     notes: tuple[str, ...] = ()  # Reports of the reader, the partition and the writer
     understood: Understood = Understood()  # What the reader took the files for
+
+    @pydantic.model_validator(mode="after")
+    def _consistent(self) -> Manifest:
+        named = len(self.class_names) == self.classes or not (self.class_names or self.description.labeled)
+        if self.classes != self.description.classes or not named:
+            raise ValueError(f"its numbers of classes differ: {self.classes}, and {len(self.class_names)} names")
+        first = list(accumulate((file.clients for file in self.train), initial=0))
+        counted = [file.first_client for file in self.train] == first[:-1] and first[-1] == self.clients
+        if not counted or sum(file.samples for file in self.train) != self.samples:
+            raise ValueError("the files' clients and samples do not add up to the totals")
+        return self
 
     def facts(self) -> list[tuple[str, str]]:
         """Description of the data as (name, sentence): sample, target, classes, columns or files not used."""
@@ -245,7 +235,8 @@ class Manifest:
             del entries["understood"]
         if self.description.labeled:
             entries["schema"] = SCHEMA
-            entries["description"] = without_targets(entries["description"])
+            for name in ("targets", "target_shape"):  # schema 1 does not have them
+                del entries["description"][name]
         return entries
 
     def identity(self) -> dict[str, str]:
@@ -276,69 +267,35 @@ def check_targets(kind: str, description: DataDescription, where: str) -> None:
         )
 
 
-def without_targets(description: dict[str, Any]) -> dict[str, Any]:
-    """Return the entries of a description without those about targets, which schema 1 does not have."""
-    return {name: value for name, value in description.items() if name not in ("targets", "target_shape")}
-
-
 def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of a shard folder."""
     path = folder / MANIFEST
-    try:
-        if not folder.is_dir():
-            raise UserError(
-                f"the shard folder {shown(folder)} does not exist. Name a folder written by python -m data_prep, or "
-                '"digits"'
-            )
-        if (folder / PREPARING).exists():
-            raise UserError(f"the preparation of {folder} was interrupted or is still running: {REPREPARE}")
-        if not path.is_file():
-            raise UserError(f"{path} is missing: {folder} is not a shard folder; {REPREPARE}")
-        text = path.read_bytes()
-        content = from_json(text)
-        schema = content.get("schema") if isinstance(content, dict) else None
-        if schema not in (SCHEMA, SCHEMA_OF_TARGETS):
-            raise ValueError(f"its schema {shown(schema, repr)} is neither {SCHEMA!r} nor {SCHEMA_OF_TARGETS!r}")
-        manifest = _manifests().validate_json(text, strict=True)
-        _check(manifest)
-    except OSError as error:
-        raise UserError(f"{shown(path)} cannot be read ({error.strerror}). Check its permissions") from None
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
+    if not folder.is_dir():
         raise UserError(
-            f"{path} is damaged ({'.'.join(map(str, first['loc']))}: {first['msg']}): {REPREPARE}"
-        ) from None
-    except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}): {REPREPARE}") from None
+            f"the shard folder {shown(folder)} does not exist. Name a folder written by python -m data_prep, or "
+            '"digits"'
+        )
+    if (folder / PREPARING).exists():
+        raise UserError(f"the preparation of {folder} was interrupted or is still running: {REPREPARE}")
+    if not path.is_file():
+        raise UserError(f"{path} is missing: {folder} is not a shard folder; {REPREPARE}")
+    try:
+        text = path.read_bytes()
+        manifest = TypeAdapter(Manifest).validate_json(text, strict=True)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}). Check its permissions") from None
+    except ValidationError as error:
+        raise UserError(f"{path} is damaged ({first_problem(error)}): {REPREPARE}") from None
+    if (schema := json.loads(text).get("schema")) not in (SCHEMA, SCHEMA_OF_TARGETS):
+        raise UserError(f"{path} has the unknown schema {shown(schema, repr)}: {REPREPARE}")
     return manifest
 
 
-@cache
-def _manifests() -> TypeAdapter[Manifest]:
-    """Return the validator of manifests; making it takes longer than reading one."""
-    return TypeAdapter(Manifest)
-
-
-def _check(manifest: Manifest) -> None:
-    """Raise ValueError if entries contradict each other, or name a file that no folder of shards contains."""
-    if manifest.clients < 1 or not manifest.train:
-        raise ValueError("it lists no client, but a run needs at least one")
-    manifest.description.check()
-    named = len(manifest.class_names) == manifest.classes or not (manifest.class_names or manifest.description.labeled)
-    if manifest.classes != manifest.description.classes or not named:
-        raise ValueError(f"its numbers of classes differ: {manifest.classes}, and {len(manifest.class_names)} names")
-    files = manifest.files()
-    for file in files:
-        if file.name in ("", ".", "..") or Path(file.name).name != file.name or "\0" in file.name:
-            raise ValueError(f"it names the file {shown(file.name, repr)}, but all lie in the folder itself")
-        if min(file.bytes, file.first_client, file.clients, file.samples) < 0:
-            raise ValueError(f"numbers of {file.name} are negative")
-    if len({file.name for file in files}) < len(files):
-        raise ValueError("it names a file twice")
-    first = list(accumulate((file.clients for file in manifest.train), initial=0))
-    counted = [file.first_client for file in manifest.train] == first[:-1] and first[-1] == manifest.clients
-    if not counted or sum(file.samples for file in manifest.train) != manifest.samples:
-        raise ValueError("the files' clients and samples do not add up to the totals")
+def first_problem(error: ValidationError) -> str:
+    """Return the first problem with its place, in words."""
+    first = error.errors(include_url=False)[0]
+    place = ".".join(map(str, first["loc"]))
+    return f"{place}: {first['msg']}" if place else reason_of(first)
 
 
 def wrong_target(targets: AnyArray, description: DataDescription) -> tuple[int, str] | None:

@@ -2,16 +2,14 @@
 
 The files of a folder are checked once when they are opened, and mapped into memory when they are first read.
 Contiguous datasets are mapped at their offset in the file: four times quicker per client than reading through HDF5, and
-the processes of a machine share the pages. The operating system can read ahead what is needed soon.
+the processes of a machine share the pages.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
-import mmap
-import stat
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -40,11 +38,8 @@ from fedmpi.data.schema import (
 Samples = tuple[AnyArray, AnyArray]
 VALUES_AT_ONCE = 1 << 22
 """Bound of the memory of passes over large populations, in values."""
-MOST_RANGES = 256
-"""Largest number of clients per shard whose samples are read ahead."""
-WHOLE, NAMES, NUMBERS = "iu", "iuS", "biuf"
-KINDS = {WHOLE: "whole numbers", NAMES: "whole numbers or texts", NUMBERS: "numbers"}
-"""Kinds of dtypes, and their names."""
+KINDS = {"whole numbers": "iu", "whole numbers or texts": "iuS", "numbers": "biuf"}
+"""Kinds of dtypes of the datasets that have no fixed one."""
 H5_ERRORS = (KeyError, RuntimeError, OSError, AttributeError, TypeError, ValueError)
 """Errors that h5py raises for damaged files."""
 
@@ -60,40 +55,32 @@ class Section:
 
     def map(self) -> AnyArray:
         """Return the dataset as a read-only array over the mapped file (n, ...)."""
-        if self.byte is None or 0 in self.shape:
+        if self.byte is None:
             return np.empty(self.shape, self.dtype)
-        return np.asarray(self._mapping)
-
-    def read_ahead(self, first: int, last: int) -> None:
-        """Let the system begin to read the rows first … last - 1 of the dataset; does not wait."""
-        assert self.byte is not None
-        row, lead = self.dtype.itemsize * math.prod(self.shape[1:]), self.byte % mmap.ALLOCATIONGRANULARITY
-        start = (lead + first * row) // mmap.PAGESIZE * mmap.PAGESIZE
-        self._mapping._mmap.madvise(mmap.MADV_WILLNEED, start, lead + last * row - start)
-
-    @cached_property
-    def _mapping(self) -> Any:
         try:
-            return np.memmap(self.path, self.dtype, "r", self.byte or 0, self.shape)
+            return np.asarray(np.memmap(self.path, self.dtype, "r", self.byte, self.shape))
         except (OSError, ValueError) as error:
             raise UserError(f"{self.path} can no longer be read ({error}). Check it, and `ulimit -n`") from None
 
 
 class ShardData:
-    """Arrays of one file, mapped on first use, or arrays in memory."""
+    """Arrays of one file, mapped when they are first read, or arrays in memory."""
 
-    def __init__(self, sections: Mapping[str, Section | AnyArray], description: DataDescription):
-        self._sections = sections
-        self._description = description
+    def __init__(
+        self, arrays: Mapping[str, Section | AnyArray], description: DataDescription, offsets: Ints | None = None
+    ):
+        self._arrays, self._description = arrays, description
+        # (clients + 1,): Client k's samples are rows ``[k] ... [k + 1] - 1``; None where clients are unknown
+        self.offsets = offsets
 
     def _array(self, name: str) -> AnyArray:
-        found = self._sections[name]
+        found = self._arrays[name]
         return found.map() if isinstance(found, Section) else found
 
     @property
     def samples(self) -> int:
         """Return the number of samples."""
-        return int(self._sections[LABELS].shape[0])
+        return int(self._arrays[LABELS].shape[0])
 
     @cached_property
     def x(self) -> AnyArray:
@@ -103,24 +90,10 @@ class ShardData:
     @cached_property
     def y(self) -> AnyArray:
         """Targets (n, ...) as stored; those of a file are checked."""
-        targets, section = self._array(LABELS), self._sections[LABELS]
-        wrong = wrong_target(targets, self._description) if isinstance(section, Section) else None
-        if wrong is not None:
-            assert isinstance(section, Section)
+        section, targets = self._arrays[LABELS], self._array(LABELS)
+        if isinstance(section, Section) and (wrong := wrong_target(targets, self._description)):
             raise _damaged(section.path, f"has a damaged label: that of row {wrong[0]} is {wrong[1]}")
         return targets
-
-    @cached_property
-    def offsets(self) -> Ints | None:
-        """Client k's samples are rows ``[k] ... [k + 1] - 1``, int64 (clients + 1,); None where clients are unknown."""
-        section = self._sections.get(OFFSETS)
-        if section is None:
-            return None
-        offsets: Ints = self._array(OFFSETS).astype(np.int64)
-        if offsets[0] != 0 or offsets[-1] != self.samples or (offsets[1:] < offsets[:-1]).any():
-            assert isinstance(section, Section)
-            raise _damaged(section.path, f"has offsets that do not describe its {self.samples} samples")
-        return offsets
 
     @cached_property
     def class_counts(self) -> AnyArray:
@@ -133,15 +106,6 @@ class ShardData:
         stored = self._array(CLIENT_IDS)
         return np.char.decode(stored, "utf-8", "replace") if stored.dtype.kind == "S" else stored
 
-    def read_ahead(self, clients: Ints) -> None:
-        """Let the system begin to read the samples of these clients of the shard, the first ones if there are many."""
-        assert self.offsets is not None
-        full = clients[self.offsets[clients] < self.offsets[clients + 1]]
-        for section in (self._sections[FEATURES], self._sections[LABELS]):
-            if isinstance(section, Section):
-                for client in full[:MOST_RANGES].tolist():
-                    section.read_ahead(int(self.offsets[client]), int(self.offsets[client + 1]))
-
 
 def shard_in_memory(
     x: AnyArray, y: AnyArray, description: DataDescription, offsets: Ints | None = None, ids: AnyArray | None = None
@@ -150,12 +114,12 @@ def shard_in_memory(
     arrays = {FEATURES: x, LABELS: y}
     if offsets is not None:
         clients, classes = len(offsets) - 1, description.classes
-        arrays |= {OFFSETS: offsets, CLIENT_IDS: np.arange(clients) if ids is None else ids}
+        arrays[CLIENT_IDS] = np.arange(clients) if ids is None else ids
         if description.labeled:
             owner = np.repeat(np.arange(clients), np.diff(offsets))
             counts = np.bincount(owner * classes + y, minlength=clients * classes)
             arrays[CLASS_COUNTS] = counts.reshape(clients, classes)
-    return ShardData(arrays, description)
+    return ShardData(arrays, description, offsets)
 
 
 class ShardStore:
@@ -180,7 +144,6 @@ class ShardStore:
         self._shards = shards
         self._test, self._validation = test, validation
         self._sample_starts = self.offsets[self.shard_starts]
-        self._announced = np.zeros(len(self.sizes), bool)
 
     @property
     def clients(self) -> int:
@@ -215,8 +178,8 @@ class ShardStore:
         extras = self.manifest.extras
         if self.folder is None or extras is None:
             return {}
-        sections = _sections(self.folder / extras.name, extras)
-        return {name: np.array(section.map()) for name, section in sections.items()}
+        with _reading(self.folder / extras.name) as h5:
+            return {name: h5[name][...] for name in h5}
 
     def class_counts(self, clients: Ints | None = None) -> Ints:
         """Samples of every class held by the clients (all of them when None), int64 (m, C)."""
@@ -257,14 +220,6 @@ class ShardStore:
     def labels(self, client: int) -> AnyArray:
         """Targets of one client, as stored."""
         return self.client(client)[1]
-
-    def expect(self, clients: Ints) -> None:
-        """Let the system begin to read the samples of these clients (m,), sorted, which are needed soon; once each."""
-        clients = clients[~self._announced[clients]]
-        self._announced[clients] = True
-        cuts = np.searchsorted(clients, self.shard_starts)
-        for shard in np.flatnonzero(np.diff(cuts)).tolist():
-            self._shards[shard].read_ahead(clients[cuts[shard] : cuts[shard + 1]] - self.shard_starts[shard])
 
     def rows(self, positions: Ints) -> Samples:
         """Features and labels at global sample positions (r,), copied, in the stored dtypes."""
@@ -315,90 +270,75 @@ class ShardStore:
 def open_folder(folder: Path, verify: bool = False) -> ShardStore:
     """Open a folder written by data_prep; `verify` compares the checksums of all files."""
     manifest = read_manifest(folder)
+    for file in manifest.files():
+        _check_file(folder / file.name, file, verify)
     described = manifest.description
     shards = [_open(folder, file, described, train=True) for file in manifest.train]
     test = _open(folder, manifest.test, described)
-    validation = None if manifest.val is None else _open(folder, manifest.val, described, manifest.clients)
-    for file in manifest.files():
-        _check_size(folder / file.name, file)
-        if verify:
-            _check_checksum(folder / file.name, file)
-    return ShardStore(manifest, shards, test, validation, folder)
+    val = None if manifest.val is None else _open(folder, manifest.val, described)
+    return ShardStore(manifest, shards, test, val, folder)
 
 
 def _damaged(path: Path, what: str) -> UserError:
     return UserError(f"{path} {what}. Copy it again, or {REPREPARE}")
 
 
-def _open(
-    folder: Path, file: ShardFile, description: DataDescription, clients: int = 0, train: bool = False
-) -> ShardData:
-    """Check a file against the manifest's entry and shapes; with `clients` it may say which of them own its samples."""
-    path, counted = folder / file.name, WHOLE if description.counted else NUMBERS
-    expected: dict[str, tuple[tuple[int, ...], str]] = {
-        FEATURES: ((file.samples, *description.feature_shape), description.dtype),
-        LABELS: ((file.samples, *description.target_shape), counted),
-    }
-    if train:
-        expected |= {OFFSETS: ((file.clients + 1,), WHOLE), CLIENT_IDS: ((file.clients,), NAMES)}
-        if description.labeled:
-            expected[CLASS_COUNTS] = (file.clients, description.classes), WHOLE
-    sections = _sections(path, file, tuple(expected), (OFFSETS,) if clients else ())
-    if clients and OFFSETS in sections:
-        expected[OFFSETS] = (clients + 1,), WHOLE
-    for name, (shape, dtype) in expected.items():
-        found = sections[name]
-        fits = found.dtype.kind in dtype if dtype in KINDS else found.dtype == np.dtype(dtype)
-        if found.shape != shape or not fits:
-            wanted = f"{KINDS.get(dtype, dtype)} {shape}"
-            raise _damaged(
-                path, f"has the dataset {name!r} of {found.dtype} {found.shape}, but the manifest says {wanted}"
-            )
-    return ShardData(sections, description)
-
-
-def _check_size(path: Path, file: ShardFile) -> None:
-    """Raise `UserError` unless the file exists with the size that the manifest states."""
+def _check_file(path: Path, file: ShardFile, verify: bool) -> None:
+    """Raise `UserError` unless the file exists with the size, and on request the checksum, that the manifest states."""
     try:
-        found = path.stat()
+        found = path.stat().st_size
     except OSError:
         raise _damaged(path, "is missing although the manifest lists it") from None
-    if not stat.S_ISREG(found.st_mode):
-        raise _damaged(path, "is no file")
-    if found.st_size != file.bytes:
-        kind = "truncated" if found.st_size < file.bytes else "longer than it should be"
-        raise _damaged(path, f"is {kind} ({found.st_size} bytes, the manifest says {file.bytes})")
+    if found != file.bytes:
+        kind = "truncated" if found < file.bytes else "longer than it should be"
+        raise _damaged(path, f"is {kind} ({found} bytes, the manifest says {file.bytes})")
+    if verify:
+        with path.open("rb") as stream:
+            checksum = hashlib.file_digest(stream, "sha256").hexdigest()
+        if checksum != file.sha256:
+            raise _damaged(path, "has changed, since its checksum is not the manifest's")
 
 
-def _check_checksum(path: Path, file: ShardFile) -> None:
-    """Raise `UserError` unless the file's sha256 is the manifest's."""
-    with path.open("rb") as stream:
-        found = hashlib.file_digest(stream, "sha256").hexdigest()
-    if found != file.sha256:
-        raise _damaged(path, "has changed, since its checksum is not the manifest's")
-
-
-def _sections(
-    path: Path, file: ShardFile, names: Sequence[str] | None = None, optional: Sequence[str] = ()
-) -> dict[str, Section]:
-    """Return the positions of the datasets of these names (all when None)."""
-    _check_size(path, file)
+@contextmanager
+def _reading(path: Path) -> Iterator[h5py.File]:
+    """Open an HDF5 file; errors of h5py within the context name it."""
     try:
         with h5py.File(path, "r", locking=False) as h5:
-            wanted = list(h5) if names is None else [*names, *(name for name in optional if name in h5)]
-            return {name: _section(h5, path, name) for name in wanted}
+            yield h5
     except H5_ERRORS as error:
         reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
         raise _damaged(path, f"is not a readable HDF5 file with the datasets of a shard ({reason})") from None
 
 
-def _section(h5: h5py.File, path: Path, name: str) -> Section:
-    if not isinstance(h5.get(name, getlink=True), h5py.HardLink):
-        raise _damaged(path, f"has no dataset {name!r} of its own")
-    dataset = h5[name]
-    byte, shape, dtype = dataset.id.get_offset(), dataset.shape, dataset.dtype
-    creation = dataset.id.get_create_plist()
-    contiguous = creation.get_layout() == h5py.h5d.CONTIGUOUS and not creation.get_external_count()
-    if not contiguous or shape is None or dtype.hasobject or not dtype.itemsize or (byte is None and 0 not in shape):
-        raise _damaged(path, f"has a dataset {name!r} that is not stored contiguously, so it cannot be mapped")
-    return Section(path, byte, tuple(map(int, shape)), dtype)
+def _open(folder: Path, file: ShardFile, description: DataDescription, train: bool = False) -> ShardData:
+    """Check the datasets of a file against the manifest; a validation part may name the clients of its samples."""
+    path, clients = folder / file.name, file.clients
+    counted = "whole numbers" if description.counted else "numbers"
+    expected: dict[str, tuple[tuple[int, ...], str]] = {
+        FEATURES: ((file.samples, *description.feature_shape), description.dtype),
+        LABELS: ((file.samples, *description.target_shape), counted),
+    }
+    if train:
+        expected[CLIENT_IDS] = (clients,), "whole numbers or texts"
+        if description.labeled:
+            expected[CLASS_COUNTS] = (clients, description.classes), "whole numbers"
+    sections = {}
+    with _reading(path) as h5:
+        for name, (shape, kind) in expected.items():
+            found = h5[name]
+            fits = found.dtype.kind in KINDS[kind] if kind in KINDS else found.dtype == np.dtype(kind)
+            if found.shape != shape or not fits:
+                raise _damaged(
+                    path,
+                    f"has the dataset {name!r} of {found.dtype} {found.shape}, but the manifest says {kind} {shape}",
+                )
+            byte = found.id.get_offset()
+            if byte is None and found.size:
+                raise _damaged(path, f"has a dataset {name!r} that is not stored contiguously, so it cannot be mapped")
+            sections[name] = Section(path, byte, shape, found.dtype)
+        offsets = h5[OFFSETS][...].astype(np.int64) if train or OFFSETS in h5 else None
+    if offsets is not None:
+        right = offsets.shape == (clients + 1,) and offsets[0] == 0 and offsets[-1] == file.samples
+        if not right or (np.diff(offsets) < 0).any():
+            raise _damaged(path, f"has offsets that do not describe its {file.samples} samples")
+    return ShardData(sections, description, offsets)

@@ -7,10 +7,9 @@ whose pages the ranks of a node share, or of the user's arrays.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
+import warnings
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -20,16 +19,15 @@ from fedmpi.common.types import AnyArray, Ints
 from fedmpi.data.schema import REPREPARE, DataDescription
 from fedmpi.data.shards import ShardStore
 
-log = logging.getLogger(__name__)
-
 Tensors = tuple[torch.Tensor, torch.Tensor]
 
 RESIDENT_BYTES = 1 << 30
 DEVICE_SHARE = 0.5
-"""Share of a GPU's free memory; the rest is for models, activations and sums. Not measured on a GPU."""
-LEAST_SHARED = 1 << 14
-"""Bytes of samples from which a tensor over their array pays, since it takes 7 µs longer to make than a copy."""
+"""Share of a GPU's memory that stays free of samples, for models, activations and sums. Not measured on a GPU."""
 _OBJECT_BYTES = 1024  # a pair of tensors in the dictionary, whatever they hold
+
+with warnings.catch_warnings(action="ignore"):  # torch warns once of tensors over arrays that cannot be written to
+    torch.from_numpy(np.frombuffer(bytes(1), np.uint8))
 
 
 class Normalizer:
@@ -59,32 +57,12 @@ class Normalizer:
         if self.device.type != "cpu":
             stored = torch.from_numpy(np.require(x, requirements=["C", "A", "W"]))
             out = stored.to(self.device, non_blocking=True).to(self.output)  # widened there, not before the transfer
-        elif (
-            self.scale is None
-            and x.nbytes >= LEAST_SHARED
-            and x.dtype == self._plain
-            and x.flags.c_contiguous
-            and x.flags.aligned
-        ):
-            return torch.from_numpy(np.asarray(_DeclaredWritable(x)))
+        elif self.scale is None and x.dtype == self._plain and x.flags.c_contiguous and x.flags.aligned:
+            return torch.from_numpy(x)
         else:
             out = torch.empty(x.shape, dtype=self.output)
             np.copyto(out.numpy(), x)  # reads the mapped file and widens in one pass
         return out if self.scale is None or self.shift is None else out.mul_(self.scale).add_(self.shift)
-
-
-class _DeclaredWritable:
-    """An array declared writable: torch takes no others without a warning."""
-
-    __slots__ = ("x",)
-
-    def __init__(self, x: AnyArray):
-        self.x = x  # kept while its memory is in use
-
-    @property
-    def __array_interface__(self) -> dict[str, Any]:
-        interface = self.x.__array_interface__
-        return interface | {"data": (interface["data"][0], False)}
 
 
 class DataSource(Protocol):
@@ -115,7 +93,7 @@ class ClientData:
         self,
         store: ShardStore,
         device: torch.device | str = "cpu",
-        resident_bytes: int | None = None,
+        resident_bytes: int = RESIDENT_BYTES,
         standardize: bool = True,
     ):
         self.store = store
@@ -125,7 +103,7 @@ class ClientData:
         self.normalize = Normalizer(self.description, self.device)
         self._numbers: type[np.generic] = np.int64 if self.description.counted else np.float32
         self._kept: dict[int, Tensors] = {}
-        self._residence = Residence.on(self.device) if resident_bytes is None else Residence(resident_bytes)
+        self._left = resident_bytes
 
     def load(self, client: int, rows: Ints | None = None) -> Tensors:
         """Samples of one client, all of them or those of some local rows."""
@@ -134,15 +112,27 @@ class ClientData:
         if kept is None:
             x, y = self.store.client(client, rows)
             found = self._tensors(x, y)
-            if rows is None:
-                lent = found[0].data_ptr() == x.ctypes.data and not x.flags.writeable
-                if self._residence.takes(_OBJECT_BYTES + sum(tensor.nbytes for tensor in found[lent:])):
-                    self._kept[client] = found
+            if rows is None and self._stays(found, x):
+                self._kept[client] = found
             return found
         if rows is None:
             return kept
         index = torch.from_numpy(np.ascontiguousarray(rows, np.int64)).to(self.device)
         return kept[0].index_select(0, index), kept[1].index_select(0, index)
+
+    def _stays(self, found: Tensors, x: AnyArray) -> bool:
+        """Check whether a client's tensors may stay in memory; on a GPU, what other ranks keep there counts, too."""
+        if self.device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(self.device)
+            return free > DEVICE_SHARE * total
+        lent = (
+            found[0].data_ptr() == x.ctypes.data and not x.flags.writeable
+        )  # features that share the memory of the store
+        nbytes = _OBJECT_BYTES + sum(tensor.nbytes for tensor in found[lent:])
+        if nbytes > self._left:
+            return False
+        self._left -= nbytes
+        return True
 
     def labels(self, client: int) -> Ints:
         """The targets of one client, a copy: int64 (n,) of classes, otherwise as `load` gives them."""
@@ -178,31 +168,3 @@ class ClientData:
 
     def _tensors(self, x: AnyArray, y: AnyArray) -> Tensors:
         return self.normalize(x), torch.from_numpy(y.astype(self._numbers)).to(self.device)
-
-
-class Residence:
-    """Decides for one piece of data after another whether it stays in memory."""
-
-    def __init__(self, budget: int, free_bytes: Callable[[], int] | None = None):
-        self._left, self._free_bytes = budget, free_bytes
-        self._spared = 0 if free_bytes is None else free_bytes() - budget  # by all ranks that share the device
-
-    @classmethod
-    def on(cls, device: torch.device) -> Residence:
-        """Return the budget of a device: a share of a GPU's free memory, which is logged, else `RESIDENT_BYTES`."""
-        if device.type != "cuda":
-            return cls(RESIDENT_BYTES)
-
-        def free_bytes() -> int:
-            return int(torch.cuda.mem_get_info(device)[0])
-
-        budget = int(DEVICE_SHARE * free_bytes())
-        log.info("data: up to %.1f GB on %s keep normalized samples", budget / 1e9, device)
-        return cls(budget, free_bytes)
-
-    def takes(self, nbytes: int) -> bool:
-        """Check whether so many bytes, in memory already, may stay there, and count them."""
-        if nbytes > self._left or (self._free_bytes is not None and self._free_bytes() < self._spared):
-            return False
-        self._left -= nbytes
-        return True

@@ -53,31 +53,12 @@ def kl_divergence(counts: AnyArray, target: Floats | None = None) -> Floats:
     return np.maximum(divergence, 0.0)
 
 
-def divergences(counts: Counts, reference: Floats) -> Floats:
-    """KL(p_k || reference) in nats for clients with class counts (m, C), (m,); infinite where mass is missing."""
-    client, label, held, size = _entries(counts)
-    with np.errstate(divide="ignore"):
-        terms = held * (np.log(held) - np.log(reference)[label])
-        divergence: Floats = np.bincount(client, terms, len(counts)) / size - np.log(size)
-    return divergence
-
-
 def label_distances(counts: Counts, reference: Floats) -> Floats:
-    """sum_c |p_k(c) - reference(c)| for clients with class counts (m, C), float64 (m,) in [0, 2]."""
-    client, label, held, size = _entries(counts)
-    expected = reference[label]
-    surplus = np.abs(held / size[client] - expected) - expected
-    distance: Floats = reference.sum() + np.bincount(client, surplus, len(counts))
-    return distance
-
-
-def _entries(counts: Counts) -> tuple[Ints, Ints, Floats, Floats]:
-    """Client, class and value of the counts above zero, and the clients' sizes: of many small clients most are zero."""
-    flat = np.flatnonzero(np.ascontiguousarray(counts).reshape(-1) != 0)
-    client, label = np.divmod(flat, counts.shape[1])
-    held = counts.reshape(-1)[flat].astype(np.float64)
-    size = np.bincount(client, held, len(counts)).astype(np.float64)
-    return client, label, held, size
+    """sum_c |p_k(c) - reference(c)| for clients with class counts (m, C), (m,) in [0, 2]; NaN without samples."""
+    with np.errstate(invalid="ignore"):
+        shares = counts / counts.sum(axis=1, keepdims=True, dtype=np.float64)
+    distances: Floats = np.abs(shares - reference).sum(axis=1)
+    return distances
 
 
 def summarize(divergences: Floats, name: str) -> dict[str, float | list[float]]:

@@ -21,7 +21,7 @@ from fedmpi.common.fairness import gini
 from fedmpi.common.types import Ints
 from fedmpi.data.opening import open_store
 from fedmpi.data.shards import ShardStore
-from fedmpi.data.statistics import Counts, divergences, label_distances
+from fedmpi.data.statistics import Counts, kl_divergence, label_distances
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,7 +69,7 @@ def measure(sizes: Ints, count_blocks: Callable[[], Iterable[Counts]] | None) ->
             block, held = block[held > 0], held[held > 0]
         seen, held_sum = seen + len(block), held_sum + int(held.sum())
         fewest, most = min(fewest, int(held.min(initial=fewest))), max(most, int(held.max(initial=most)))
-        measures = divergences(block, pooled), divergences(block, uniform), label_distances(block, pooled)
+        measures = kl_divergence(block, pooled), kl_divergence(block, uniform), label_distances(block, pooled)
         sums += [values.sum() for values in measures]
     kl_to_global, kl_to_uniform, label_emd = (sums / seen).tolist()
     return replace(

@@ -147,11 +147,11 @@ def _built(subject: Subject) -> tuple[DataDescription, nn.Module, Tensor]:
     given, reasons = subject.settings.get("data.source"), []
     task = str(subject.settings.get("task.kind", "classification"))
     for description in DESCRIPTIONS if given is None else (open_store(given).description,):
+        if task == "tokens" and not description.vocabulary:
+            continue
         if given is None and task != "classification":
             shape = description.feature_shape if task == "tokens" else (description.classes,)
             description = replace(description, targets=task, target_shape=shape)
-        if task == "tokens" and not description.vocabulary:
-            continue
         shape, draws = (MODEL_SAMPLES, *description.feature_shape), np.random.Generator(np.random.Philox(4))
         numbers = draws.integers(0, description.vocabulary, shape) if description.task == "text" else None
         x = torch.from_numpy(draws.standard_normal(shape).astype(np.float32) if numbers is None else numbers)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fedmpi import ClientArrays
+from fedmpi.data.shards import Samples, ShardStore
 
 CLASSES = 3
 
@@ -34,3 +35,11 @@ def written(sizes: list[int], folder: Path, shards: int = 2) -> Path:
 def write(tmp_path: Path) -> Callable[..., Path]:
     """Writes clients of the given sizes into a new folder."""
     return lambda sizes, shards=2: written(sizes, tmp_path / "shards", shards)
+
+
+def validation_of(store: ShardStore, client: int) -> Samples:
+    """Return the features and labels that are held out of one client, in the stored types."""
+    part, offsets = store.validation(), store.validation_offsets
+    assert part is not None and offsets is not None
+    rows = slice(offsets[client], offsets[client + 1])
+    return part[0][rows], part[1][rows]

@@ -86,11 +86,6 @@ def swapped(h5: h5py.File) -> None:
     h5["client_ids"] = np.zeros(1)
 
 
-def elsewhere(h5: h5py.File) -> None:
-    del h5["x"]
-    h5["x"] = h5py.ExternalLink("other.h5", "x")
-
-
 def flipped(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
@@ -103,7 +98,7 @@ DAMAGES: list[tuple[str, Callable[[Path], object]]] = [
     ("interrupted", lambda folder: (folder / PREPARING).touch()),
     (MANIFEST, lambda folder: (folder / MANIFEST).write_text("{ not json")),
     ("fedmpi-shards/9", lambda folder: alter_manifest(folder, schema="fedmpi-shards/9")),
-    ("no client", lambda folder: alter_manifest(folder, clients=0, samples=0, train=[])),
+    ("clients", lambda folder: alter_manifest(folder, clients=0, samples=0, train=[])),
     ("do not add up", lambda folder: alter_manifest(folder, clients=6)),
     ("do not add up", lambda folder: alter_manifest(folder, samples=21)),
     (MANIFEST, lambda folder: alter_manifest(folder, train=None)),
@@ -112,7 +107,7 @@ DAMAGES: list[tuple[str, Callable[[Path], object]]] = [
     ("test.h5", lambda folder: (folder / "test.h5").write_bytes(b"x" * (folder / "test.h5").stat().st_size)),
     ("train-00000.h5", lambda folder: alter(folder, compressed)),
     ("train-00000.h5", lambda folder: alter(folder, unwritten)),
-    ("train-00000.h5", lambda folder: alter(folder, elsewhere)),
+    ("name", lambda folder: alter_manifest(folder, test={"name": "../test.h5", "bytes": 1, "sha256": ""})),
     ("'y'", lambda folder: alter(folder, lambda h5: h5.pop("y"))),
     ("offsets", lambda folder: alter(folder, lambda h5: h5["offsets"].__setitem__(1, 99))),
     ("offsets", lambda folder: alter(folder, lambda h5: h5["offsets"].__setitem__(0, 1))),

@@ -24,7 +24,7 @@ from fedmpi.common.streams import Purpose, Streams
 from fedmpi.data.opening import open_store
 from fedmpi.data.schema import MANIFEST, PREPARING
 from fedmpi.records.hold import FOLDER
-from tests.data.validation import validation_of
+from tests.data.conftest import validation_of
 from tests.data_prep.command import drawn
 
 ROWS, CLASSES = 500, 10

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from fedmpi import UserError
 from fedmpi.common.fairness import gini
-from fedmpi.data.statistics import divergences, label_distances
+from fedmpi.data.statistics import kl_divergence, label_distances
 from fedmpi.describe.data import inspect_folder, measure
 from tests.data.conftest import written
 
@@ -27,7 +27,7 @@ def test_divergences_match_their_definition() -> None:
     reference = np.array([0.5, 0.3, 0.2])
     p = counts / counts.sum(axis=1, keepdims=True)
     expected = [sum(a * np.log(a / b) for a, b in zip(row, reference, strict=True) if a) for row in p]
-    np.testing.assert_allclose(divergences(counts, reference), expected)
+    np.testing.assert_allclose(kl_divergence(counts, reference), expected)
     np.testing.assert_allclose(label_distances(counts, reference), np.abs(p - reference).sum(axis=1))
 
 

@@ -37,7 +37,7 @@ from fedmpi.tasks.losses import Loss
 from tests.local.synthetic import STREAMS, InMemorySource
 from tests.mpi.launch import run_mpi
 
-FLAT = DataDescription((6,), "float32", 3, "tabular", 0, (), ())
+FLAT = DataDescription((6,), "float32", 3, "vector", 0, (), ())
 SIZES = [9, 4, 7, 12, 3, 6]
 RULE = LocalRule(lr=0.1, epochs=2, batch_size=4, drop_last=True)
 
