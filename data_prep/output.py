@@ -19,10 +19,9 @@ import h5py
 import numpy as np
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.files import refuse_unwritable, sync_folder
+from fedmpi.common.files import LOCK, lock_folder, refuse_unwritable, sync_folder
 from fedmpi.common.types import AnyArray
 from fedmpi.data.schema import EXTRAS, MANIFEST, PREPARING, TEST, VALIDATION, VECTORS, VOCABULARY, ShardFile
-from fedmpi.records.hold import FOLDER, Hold
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -107,7 +106,7 @@ def preparing(folder: Path, overwrite: bool) -> Iterator[None]:
     check_folder(folder, overwrite)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        hold = Hold(folder)
+        lock = lock_folder(folder)
     except OSError as error:
         raise UserError(
             f"the output folder {folder} cannot be written ({error.strerror}). Choose another --out"
@@ -127,13 +126,13 @@ def preparing(folder: Path, overwrite: bool) -> Iterator[None]:
             (folder / PREPARING).unlink()
             sync_folder(folder)
     finally:
-        hold.release()
+        lock.release()
 
 
 def check_folder(folder: Path, overwrite: bool) -> None:
     """Raise the errors that can be found without writing anything."""
     refuse_unwritable(folder, writing=True)
-    present = {path.name for path in folder.iterdir()} - {FOLDER} if folder.is_dir() else set()
+    present = {path.name for path in folder.iterdir()} - {LOCK} if folder.is_dir() else set()
     if MANIFEST in present and not overwrite and PREPARING not in present:
         raise UserError(f"{folder} holds a prepared data set already. Choose another --out, or add --overwrite")
     if present and MANIFEST not in present and PREPARING not in present:

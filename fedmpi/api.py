@@ -35,12 +35,10 @@ from fedmpi.data.arrays import ClientArrays
 from fedmpi.data.schema import DataDescription
 from fedmpi.models import build
 from fedmpi.mpi import Cluster
-from fedmpi.mpi.ranks import on_server
 from fedmpi.process.exit_codes import ending_together, stall_timeout
 from fedmpi.process.malloc import freed_memory_kept
 from fedmpi.records.checkpoint import load_model
 from fedmpi.records.history import Record, ending_of, read_records, read_summary
-from fedmpi.records.hold import refuse_held
 from fedmpi.records.progress import shown_warnings
 from fedmpi.records.provenance import refuse_other_shards, sources_of
 from fedmpi.records.recorder import open_recorder
@@ -93,8 +91,7 @@ class Run:
     def records(self) -> list[Record]:
         """Return one record per round, as in RUN/metrics.jsonl.
 
-        With a folder, they are read from there at the first access. Under MPI the list is complete on rank 0 and
-        empty on the others.
+        Under MPI the list is complete on rank 0 and empty on the others.
         """
         return self._records()
 
@@ -204,8 +201,6 @@ def run(
             cluster = Cluster.connect(reduction=loaded.cluster.reduction)
             after.callback(cluster.close)
             rearm = after.enter_context(stall_timeout(loaded.cluster.stall_timeout if cluster.size > 1 else 0.0))
-            # before anything slow:
-            on_server(cluster, lambda: refuse_held(folder) if folder is not None else None)
             experiment = Experiment.connect(loaded, cluster)
             after.callback(experiment.close)
             return _run(experiment, folder, resume, progress, on_round=on_round, stop=stop, rearm=rearm)
@@ -268,16 +263,14 @@ def _run(experiment: Experiment, folder: Path | None, resume: bool, progress: bo
             recorder.close()
     summary, where = _from_server(cluster, [simulation.summary, str(folder or "")])
     history, module = simulation.history, experiment.model.released()
-    records, rounds, seen = history.records, history.rounds, history.clients
-
     kept = recorder.folder.absolute() if recorder is not None else None  # the program may change its directory later
 
     return Run(
         summary,
         config=lambda: config,
-        records=lambda: records if kept is None else _records(kept, rounds),
+        records=lambda: history.records,
         model=lambda: module,
-        clients=lambda: concatenated(seen) if kept is None else read_clients(kept),
+        clients=lambda: concatenated(history.clients) if kept is None else read_clients(kept),
         folder=Path(where) if where else None,
         ending=ending,
     )

@@ -1,4 +1,7 @@
-"""Atomic files, even if the power fails: written under a temporary name, synced, renamed; then the folder is synced."""
+"""Atomic files and locked folders.
+
+Files are atomic even if the power fails: written under a temporary name, synced, renamed; then the folder is synced.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,11 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
+
+from filelock import SoftFileLock, Timeout
 
 from fedmpi.common.errors import RunFailure, UserError
 
@@ -21,6 +26,10 @@ REMEDIES = (
     ((errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.ENODEV), "See where the folder has gone and put it back"),
 )
 """Remedy for each error code of the system."""
+LOCK = ".lock"
+"""File in a locked folder that names the process and the host of its owner."""
+LOCK_SECONDS = 1.5
+"""Seconds to wait for a lock: rank 0 may end shortly after its launcher."""
 
 
 def read_plain(path: Path, most: int | None = None) -> bytes:
@@ -127,3 +136,34 @@ def writing(run: Path) -> Iterator[None]:
 def remedy(error: OSError) -> str:
     """Return the remedy for an error."""
     return next((words for numbers, words in REMEDIES if error.errno in numbers), "Check the disk")
+
+
+class FolderInUse(UserError):
+    """Another process has locked a folder."""
+
+
+def lock_folder(folder: Path) -> SoftFileLock:
+    """Lock a folder, so that one process writes to it; the lock of an ended process of this host is taken over."""
+    lock = SoftFileLock(folder / LOCK, timeout=LOCK_SECONDS, thread_local=False)
+    try:
+        lock.acquire(poll_interval=LOCK_SECONDS / 10)
+    except Timeout:
+        owner = "another run"
+        with suppress(OSError, ValueError):
+            number, host, *_ = read_plain(folder / LOCK, 4096).decode().splitlines()
+            owner = f"process {number} on {host.partition('?')[0]}"
+        raise FolderInUse(
+            f"{folder} is in use by {owner}. Choose another --out, or end that run first. If it is gone, remove "
+            f"{folder / LOCK}"
+        ) from None
+    return lock
+
+
+def is_locked(folder: Path) -> bool:
+    """Check whether another process has locked a folder."""
+    if (folder / LOCK).exists():
+        try:
+            lock_folder(folder).release()
+        except FolderInUse:
+            return True
+    return False

@@ -21,7 +21,7 @@ from fedmpi.core.reduce import RankWork, RoundSum, RoundTotals
 from fedmpi.core.state import SavedState
 from fedmpi.local.work import check_model
 from fedmpi.mpi import read_launch
-from fedmpi.records.history import History, Record
+from fedmpi.records.history import History, Record, as_line
 from fedmpi.records.progress import RoundDisplay
 from fedmpi.records.recorder import Recorder
 
@@ -54,7 +54,7 @@ class Simulation:
         self.decisions, self.trainer, self.server = experiment.decisions, experiment.trainer, experiment.server
         self.net = net = experiment.model
         self.recorder = recorder
-        self.history = recorder.history if recorder else History(self.config, keeps=self.cluster.is_server)
+        self.history = recorder.history if recorder else History(self.config)
         self.model = net.initial.clone()
         self.hooks = hooks = self.trainer.hooks
         self.sums = RoundSum(
@@ -160,9 +160,7 @@ class Simulation:
             table = None if table is None or tuned is None else table | tuned
         if table is None or not len(table["client"]):
             return {}
-        self.history.see(table)
-        if self.recorder is not None:
-            self.recorder.clients.add(table)
+        self.history.clients.append(table)
         return facts_of(table)
 
     def _note(self, plan: Plan, totals: RoundTotals, started: float, seen: Record) -> None:
@@ -197,7 +195,7 @@ class Simulation:
         if self.recorder is not None:
             self.recorder.write(record)
         else:
-            self.history.add(record)
+            self.history.lines.append(as_line(record))
         if self.display is not None:
             self.display.update(record)
 

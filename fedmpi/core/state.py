@@ -14,13 +14,12 @@ from torch import Tensor
 
 from fedmpi.common.errors import RanksDisagree, UserError, raised
 from fedmpi.common.files import writing
-from fedmpi.common.registry import resolve
 from fedmpi.core.experiment import Experiment
 from fedmpi.mpi import BytesMoved
 from fedmpi.mpi.ranks import on_server
 from fedmpi.records.checkpoint import Checkpoint, clients_file, load_records, save_records
 from fedmpi.records.history import Record
-from fedmpi.records.provenance import foreign_choices
+from fedmpi.records.provenance import custom_components
 from fedmpi.records.recorder import Recorder
 from fedmpi.updates.compression import RESIDUALS
 
@@ -57,7 +56,7 @@ class SavedState:
         checksums = self.cluster.broadcast([np.concatenate(gathered)] if gathered is not None else None)[0]
         others = np.flatnonzero(checksums != checksums[0]).tolist()
         if others:
-            parts = [f"{kind} {resolve(kind, choice).name}" for kind, choice in foreign_choices(self.config)]
+            parts = [f"{one.kind} {one.name}" for one in custom_components(self.config)]
             asked = f"does a custom component ({', '.join(parts)}) give different results on different ranks, or "
             raise RanksDisagree(
                 f"the models of ranks {others} differ from that of rank 0 after round {round}; "

@@ -1,7 +1,4 @@
-"""History of a run on rank 0: records, scores and summary; and the same read again from the run folder.
-
-With a run folder the records are in RUN/metrics.jsonl; without one they are kept here, each as its line.
-"""
+"""History of a run on rank 0: records, scores and summary; and the same read again from the run folder."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from fedmpi.common.files import read_plain
 from fedmpi.common.task_kinds import KINDS
 from fedmpi.common.types import Ints
 from fedmpi.config import Config
-from fedmpi.records.tables import Columns
+from fedmpi.records.tables import Columns, concatenated
 from fedmpi.updates.traffic import cost_to_target
 
 Record = dict[str, Any]
@@ -36,14 +33,17 @@ LINKS = ("client_up", "client_down", "mediator_up", "mediator_down")
 class History:
     """Finished rounds of a run, and their summary."""
 
-    def __init__(self, config: Config, keeps: bool, folder: Path | None = None):
+    def __init__(self, config: Config):
         self.config = config
-        self.folder = folder
-        self.rounds = 0
+        self.lines: list[bytes] = []  # The records, as in metrics.jsonl
+        self.clients: list[Columns] = []  # Evaluations of single clients that are in no file
         self.seconds_before = 0.0
-        self.clients: list[Columns] = []
         self._started = time.perf_counter()
-        self._lines: list[bytes] | None = [] if keeps else None
+
+    @property
+    def rounds(self) -> int:
+        """Number of finished rounds."""
+        return len(self.lines)
 
     @property
     def seconds(self) -> float:
@@ -52,23 +52,17 @@ class History:
 
     @property
     def records(self) -> list[Record]:
-        """Copies of the records in memory."""
-        return [json.loads(line) for line in self._lines or ()]
+        """The records as JSON holds them."""
+        return [json.loads(line) for line in self.lines]
 
-    def see(self, clients: Columns) -> None:
-        """Add the evaluation of single clients after a round."""
-        if self._lines is not None:
-            self.clients.append(clients)
-
-    def add(self, record: Record) -> None:
-        """Add a finished round."""
-        self.rounds += 1
-        if self._lines is not None:
-            self._lines.append(as_line(record))
+    def take_clients(self) -> Columns:
+        """Return the evaluations of single clients that are in no file; the caller writes them."""
+        taken, self.clients = concatenated(self.clients), []
+        return taken
 
     def summary(self, facts: Record) -> Record:
         """Return final and best scores, seconds, samples, privacy and bytes of the whole run, and the given facts."""
-        records = self.records if self.folder is None else read_records(self.folder)
+        records = self.records
         kind = KINDS[self.config.task.kind]
         judge = "val" if any(f"val_{kind.score}" in record for record in records) else "test"
         key = f"{judge}_{kind.score}"

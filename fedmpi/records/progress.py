@@ -24,14 +24,12 @@ from fedmpi.common.errors import (
     on_one_line,
     raised,
 )
-from fedmpi.common.files import read_plain
+from fedmpi.common.files import is_locked, read_plain
 from fedmpi.common.terminal import console, on_terminal, paragraph, readable_duration
 from fedmpi.config.loading import read_toml
 from fedmpi.records.history import Record, read_records, read_summary
-from fedmpi.records.hold import owner_of
 
 log = logging.getLogger("fedmpi")
-LINE = re.compile(r"^\S+ \S+ ([A-Z]+) (.*)$")
 SELF_EXPLANATORY = (UserError, Divergence, ClientFailure, ComponentFailure, RanksDisagree)
 """Exceptions with a message that needs no type."""
 
@@ -96,7 +94,7 @@ def watch(folder: Path, interval: float = 2.0, sleep: Callable[[float], None] = 
     display = RoundDisplay(rounds, len(records), interval)
     try:
         while True:
-            running = owner_of(folder) is not None
+            running = is_locked(folder)
             for record in read_records(folder)[seen:]:
                 display.update(record)
                 seen = record["round"] + 1
@@ -185,32 +183,21 @@ class TerminalWarnings(logging.Handler):
 
 
 class RunLog(logging.FileHandler):
-    """Handler that writes the file; if that fails, it warns once and the run continues.
+    """Handler of fedmpi's log until it is closed; if the file cannot be written, it warns once."""
 
-    While it listens, fedmpi's logger passes INFO records.
-    """
-
-    _failed = False
+    _warned = False
 
     def __init__(self, path: Path):
         super().__init__(path, encoding="utf-8", errors="backslashreplace")  # a path need not be text
         self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-
-    def listen(self) -> None:
-        """Write fedmpi's records from now on."""
         self._before = log.level
         log.addHandler(self)
         log.setLevel(logging.INFO)
 
-    def leave(self) -> None:
-        """Restore the logger."""
-        log.removeHandler(self)
-        log.setLevel(self._before)
-
     def handleError(self, record: logging.LogRecord) -> None:
         """Warn once, without a traceback."""
-        if not self._failed:
-            self._failed = True
+        if not self._warned:
+            self._warned = True
             log.warning("%s cannot be written", self.baseFilename)
 
     def failed(self, error: Exception) -> None:
@@ -218,14 +205,20 @@ class RunLog(logging.FileHandler):
         why = on_one_line(str(error)) if isinstance(error, SELF_EXPLANATORY) else raised(error)
         self.handle(log.makeRecord(log.name, logging.ERROR, __file__, 0, "ended by: %s", (why,), None))
 
+    def close(self) -> None:
+        """Restore the logger, and close the file."""
+        if self in log.handlers:
+            log.removeHandler(self)
+            log.setLevel(self._before)
+        super().close()
+
 
 def read_log(path: Path) -> list[tuple[str, str]]:
     """Return level and text of every line; nothing if the file cannot be read."""
     try:
-        lines = read_plain(path).decode(errors="replace").splitlines()
+        return re.findall(r"^\S+ \S+ ([A-Z]+) (.*)$", read_plain(path).decode(errors="replace"), re.MULTILINE)
     except OSError:
         return []
-    return [(match[1], match[2]) for match in map(LINE.match, lines) if match]
 
 
 # --- TensorBoard ---
@@ -237,8 +230,6 @@ class TensorBoard:
     def __init__(self, folder: Path, first: int):
         from torch.utils.tensorboard import SummaryWriter  # slow to import
 
-        while any(folder.glob(f"events.out.tfevents.{int(time.time()):010d}.*")):  # readers sort the files by name
-            time.sleep(0.05)
         self._writer = SummaryWriter(str(folder), purge_step=first)
 
     def record(self, record: Record) -> None:

@@ -29,8 +29,8 @@ import numpy as np
 import fedmpi
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import make_folder, read_plain, write_whole
-from fedmpi.common.imports import INSTALLED
-from fedmpi.common.registry import SOURCE, Component, in_memory, is_digits, resolve
+from fedmpi.common.imports import NOT_THEIRS
+from fedmpi.common.registry import Component, in_memory, is_digits
 from fedmpi.config import Config
 from fedmpi.config.keys import components_of
 from fedmpi.config.loading import dotted, read_toml
@@ -38,7 +38,7 @@ from fedmpi.config.writing import differences
 from fedmpi.data.schema import read_manifest
 
 log = logging.getLogger("fedmpi")
-PACKAGES = ("site-packages", "dist-packages")
+PACKAGES = {"site-packages", "dist-packages"}
 """Names of folders for installed packages."""
 FOLDER = "plugins"
 """Folder of the copied sources in a run folder."""
@@ -85,30 +85,22 @@ def git_commit() -> str | None:
 # --- sources of custom components ---
 
 
-def foreign_choices(config: Config) -> list[tuple[str, Any]]:
-    """Return (kind, choice) of every custom component in the configuration."""
-    found = [chosen for _, chosen in components_of(config) if chosen.is_component]
-    return [
-        (one.kind, one.choice) for one in found if not isinstance(one.choice, str) or is_foreign(one.kind, one.choice)
-    ]
-
-
-def is_foreign(kind: str, choice: str) -> bool:
-    """Check whether a name is that of a custom component; "digits:clients=50" and a folder are none."""
-    return in_memory(choice) and not is_digits(choice) if kind == SOURCE else ":" in choice
+def custom_components(config: Config) -> list[Component]:
+    """Return the custom components in the configuration."""
+    chosen = [one.component for _, one in components_of(config) if one.is_component]
+    return [component for component in chosen if component.foreign]
 
 
 def part_sources(config: Config, warns: bool = False) -> dict[str, bytes]:
     """Return the sources of custom components by file name: their modules, and the user's modules that these import."""
     sources: dict[str, bytes] = {}
-    for kind, choice in foreign_choices(config):
-        part = resolve(kind, choice)
-        if part.source is not None:
-            for name, path in _reached(part).items():
+    for component in custom_components(config):
+        if component.source is not None:
+            for name, path in _reached(component.object).items():
                 depth = name.count(".") + 1 + (path.name == "__init__.py")
                 sources["/".join(path.parts[-depth:])] = path.read_bytes()
         elif warns:
-            log.warning("%s = %s is in no file that could be stored with the run", part.key, part.name)
+            log.warning("%s = %s is in no file that could be stored with the run", component.key, component.name)
     return sources
 
 
@@ -120,74 +112,57 @@ def digests(sources: dict[str, bytes]) -> dict[str, str]:
 def kept_digests(run: Path) -> dict[str, str]:
     """Return SHA-256 by file name of the copies in RUN/plugins."""
     folder = run / FOLDER
-    paths = [path for path in folder.rglob("*.py") if path.is_file()]
-    return digests({path.relative_to(folder).as_posix(): path.read_bytes() for path in paths})
+    return digests({path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*.py")})
+
+
+def keep_sources(run: Path, sources: dict[str, bytes], resumed: bool) -> None:
+    """Copy the sources into RUN/plugins, or compare them with the copies of a run that resumes."""
+    folder = run / FOLDER
+    if resumed:
+        kept = kept_digests(run)
+        for name, digest in digests(sources).items():
+            if kept.get(name) != digest:
+                raise UserError(
+                    f"{name} differs from the file that this run started with, {folder / name}. Restore that file, or "
+                    "choose another --out"
+                )
+        return
+    shutil.rmtree(folder, ignore_errors=True)  # left by an earlier start
+    for name, content in sources.items():
+        make_folder((folder / name).parent)
+        write_whole(folder / name, content)
 
 
 @contextmanager
 def sources_of(given: Any) -> Iterator[None]:
     """Import modules with a copy in the folder of a run's config.toml from there within the context.
 
-    Nothing changes if all copies equal the present files.
+    Nothing changes if all of them are imported already, from files equal to the copies.
     """
     path = Path(given) if isinstance(given, str | Path) else Path()
-    run = path.parent.resolve()
-    kept = kept_digests(run) if path.name == CONFIGURATION else {}
-    modules = {name: _module_of(name) for name in kept if _module_of(name)}
-    current = {name: file.read_bytes() for name, module in modules.items() if (file := _own_file(module))}
-    if digests(current) == {name: kept[name] for name in sorted(modules)}:
+    folder = path.parent.resolve() / FOLDER
+    copies = [*folder.rglob("*.py")] if path.name == CONFIGURATION else []
+    kept = {".".join(copy.relative_to(folder).with_suffix("").parts).removesuffix(".__init__"): copy for copy in copies}
+    files = {name: _own_file(name) if name in sys.modules else None for name in kept}
+    if all(file is not None and file.read_bytes() == kept[name].read_bytes() for name, file in files.items()):
         yield
         return
     writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True
-    others = {name: sys.modules.pop(name) for name in modules.values() if name in sys.modules}
-    sys.path.insert(0, str(run / FOLDER))
+    others = {name: sys.modules.pop(name) for name in kept if name in sys.modules}
+    sys.path.insert(0, str(folder))
     importlib.invalidate_caches()
     try:
         yield
     finally:
-        sys.path.remove(str(run / FOLDER))
-        for name in modules.values():
+        sys.path.remove(str(folder))
+        for name in kept:
             sys.modules.pop(name, None)
         sys.modules.update(others)
         sys.dont_write_bytecode = writes
 
 
-def _module_of(file: str) -> str:
-    """Return the module of a file in RUN/plugins; "" if the file has the text of one component."""
-    parts = file.removesuffix(".py").removesuffix("/__init__").split("/")
-    return ".".join(parts) if all(map(str.isidentifier, parts)) else ""
-
-
-def has_trained(run: Path) -> bool:
-    """Check whether a run has a checkpoint or is finished. Any other one starts at round 0."""
-    return (run / "summary.json").exists() or any((run / "checkpoints").glob("*"))
-
-
-def keep_sources(run: Path, sources: dict[str, bytes], resumed: bool) -> None:
-    """Copy the sources into RUN/plugins, or compare them with the copies of a run that resumes."""
-    folder = run / FOLDER
-    if sources and not resumed:
-        shutil.rmtree(folder, ignore_errors=True)  # left by an earlier start
-    for name, content in sources.items():
-        kept = folder / name
-        if not resumed:
-            make_folder(kept.parent)
-            write_whole(kept, content)
-        elif not kept.exists():
-            raise UserError(
-                f"{folder} has no copy of {name}, so the run may have started with other code. Start it again with "
-                "another --out"
-            )
-        elif kept.read_bytes() != content:
-            raise UserError(
-                f"{name} differs from the file that this run started with, {kept}. Restore that file, or choose "
-                "another --out"
-            )
-
-
-def _reached(part: Component) -> dict[str, Path]:
+def _reached(written: Any) -> dict[str, Path]:
     """Return files by module name: the component's module, its packages, and the user's modules that they import."""
-    written = part.object
     waiting, found = [getattr(written, "__module__", type(written).__module__)], {}
     while waiting:
         name = waiting.pop()
@@ -195,9 +170,8 @@ def _reached(part: Component) -> dict[str, Path]:
         if path is None:
             continue
         found[name] = path
-        above = name.rpartition(".")[0]
-        package = getattr(sys.modules.get(name), "__package__", None) or above
-        waiting += [*_imported(path, name if path.name == "__init__.py" else package), *([above] if above else [])]
+        package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+        waiting += [*_imported(path, package), name.rpartition(".")[0]]
     return found
 
 
@@ -215,27 +189,16 @@ def _imported(path: Path, package: str) -> list[str]:
 
 
 def _own_file(name: str) -> Path | None:
-    """Return the source file of a user's module, imported or not."""
-    given = getattr(sys.modules[name], "__file__", None) if name in sys.modules else _file_on_path(name)
-    file = os.fspath(given) if isinstance(given, str | Path) else ""
-    if name.partition(".")[0] == "fedmpi" or not file.endswith(".py") or _installed(file):
+    """Return the source file of a user's module: that of the imported one, or the first on sys.path."""
+    if name in sys.modules:
+        given = [getattr(sys.modules[name], "__file__", None) or ""]
+    else:
+        way = name.replace(".", "/") or "-"
+        given = [f"{folder}/{end}" for folder in [*sys.path, "."] for end in (f"{way}/__init__.py", f"{way}.py")]
+    path = next((Path(file).resolve() for file in given if file.endswith(".py") and os.path.isfile(file)), None)
+    if path is None or PACKAGES & set(path.parts) or any(path.is_relative_to(folder) for folder in NOT_THEIRS):
         return None
-    path = Path(file).resolve()
-    return path if path.is_file() else None
-
-
-def _file_on_path(name: str) -> str | None:
-    """Return the source file of a module in the first folder of sys.path, or in the working directory."""
-    way = name.replace(".", "/")
-    ends = (f"{folder or '.'}/{end}" for folder in [*sys.path, "."] for end in (f"{way}/__init__.py", f"{way}.py"))
-    return next(filter(os.path.isfile, ends), None)
-
-
-@cache
-def _installed(file: str) -> bool:
-    """Check whether the file, with links resolved, belongs to an installed package."""
-    path = Path(file).resolve()
-    return any(part in PACKAGES for part in path.parts) or any(path.is_relative_to(folder) for folder in INSTALLED)
+    return path
 
 
 # --- shards ---

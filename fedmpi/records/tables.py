@@ -29,46 +29,22 @@ CONFUSION, CLASSES = "confusion.csv", "classes.csv"
 MEASURES = ("samples", "predicted", "precision", "recall", "f1")
 
 
-class ClientTable:
-    """Writer of a run's evaluations of single clients."""
+def write_clients(folder: Path, rows: Columns, next_round: int) -> None:
+    """Write evaluations of single clients before a checkpoint."""
+    import pyarrow
+    from pyarrow import parquet
 
-    def __init__(self, folder: Path):
-        self.path = folder / CLIENTS
-        self.rows = 0
-        self._fresh: list[Columns] = []
+    if rows:
+        make_inner_folder(folder / CLIENTS)
+        with whole_file(folder / CLIENTS / f"{next_round:08d}.parquet") as file:
+            parquet.write_table(pyarrow.table(rows), file, write_page_checksum=True)
 
-    def add(self, table: Columns) -> None:
-        """Add the rows of an evaluation."""
-        self._fresh.append(table)
-        self.rows += len(table["round"])
 
-    def take(self) -> Columns:
-        """Return the rows that are not in a file yet; the caller writes them."""
-        fresh, self._fresh = concatenated(self._fresh), []
-        return fresh
-
-    def write(self, rows: Columns, next_round: int) -> None:
-        """Write the rows before a checkpoint."""
-        import pyarrow
-        from pyarrow import parquet
-
-        if rows:
-            make_inner_folder(self.path)
-            with whole_file(self.path / f"{next_round:08d}.parquet") as file:
-                parquet.write_table(pyarrow.table(rows), file, write_page_checksum=True)
-
-    def resume(self, next_round: int, rows: int) -> None:
-        """Remove rows written after a checkpoint, which counts on `rows` rows."""
-        for path in self.path.glob("*.parquet"):
-            if int(path.stem) > next_round:
-                path.unlink()
-        self.rows = rows
-        held = len(read_clients(self.path.parent).get("round", ()))
-        if held != rows:
-            raise UserError(
-                f"{self.path} holds {held} rows of the rounds before {next_round} where the checkpoint counts on "
-                f"{rows}. Put the files back, or choose another --out"
-            )
+def drop_clients_after(folder: Path, next_round: int) -> None:
+    """Remove evaluations that were written after a checkpoint."""
+    for path in (folder / CLIENTS).glob("*.parquet"):
+        if int(path.stem) > next_round:
+            path.unlink()
 
 
 def read_clients(folder: Path) -> Columns:

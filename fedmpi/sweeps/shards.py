@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedmpi.common.errors import RunFailure, UserError
+from fedmpi.common.errors import UserError
+from fedmpi.common.files import FolderInUse
 from fedmpi.data.schema import MANIFEST, PREPARING, read_manifest
-from fedmpi.records.hold import owner_of
 
 WHERE_FROM = ("--out", "--raw", "--download", "--overwrite")
 """Options that change nothing about the shards themselves."""
@@ -61,24 +61,22 @@ class Preparation:
 
     def ensure(self, say: Callable[[str], None], stop: Callable[[], bool]) -> bool:
         """Prepare the shards unless they are complete, or wait for another process that does; False if stopped."""
-        owner = None
+        started, waiting = time.monotonic(), False
         while not self.ready():
             if stop():
                 return False
-            before, owner = owner, owner_of(self.folder)  # waits a second for an owner
-            if owner is not None:
-                if before is None:
-                    say(f"{self.title}: waiting for its shards, which {owner} prepares")
-                continue
-            say(f"{self.title}: preparing {self.folder}")
-            started = time.monotonic()
+            if not waiting:
+                say(f"{self.title}: preparing {self.folder}")
             try:
                 self._prepare()
+                say(f"{self.title}: prepared in {time.monotonic() - started:.0f} s")
+            except FolderInUse:
+                if not waiting:
+                    say(f"{self.title}: waiting for another process that prepares its shards")
+                waiting = True
             except UserError:
-                if owner_of(self.folder) is None and not self.ready():  # else another process was quicker
+                if not self.ready():  # else another process was quicker
                     raise
-                continue
-            say(f"{self.title}: prepared in {time.monotonic() - started:.0f} s")
         return True
 
     def _prepare(self, *further: str) -> None:
@@ -88,8 +86,7 @@ class Preparation:
             with redirect_stdout(io.StringIO()):
                 code = data_prep([*self.command, *further])
         except UserError as error:
-            kind = RunFailure if isinstance(error, RunFailure) else UserError
-            raise kind(f"[prepare] for {self.title}: {error}") from error
+            raise type(error)(f"[prepare] for {self.title}: {error}") from error
         if code:
             raise KeyboardInterrupt
 

@@ -20,10 +20,10 @@ from data_prep.raw import RawDataset, measure
 from data_prep.writer import write_shards
 from fedmpi import UserError
 from fedmpi.common.apportionment import offsets_of
+from fedmpi.common.files import LOCK
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.data.opening import open_store
 from fedmpi.data.schema import MANIFEST, PREPARING
-from fedmpi.records.hold import FOLDER
 from tests.data.conftest import validation_of
 from tests.data_prep.command import drawn
 
@@ -192,7 +192,7 @@ def test_two_preparations_never_write_to_one_folder_at_once(tmp_path: Path) -> N
 
     write_shards(replace(RAW, read=meanwhile), made_of(), out, 2, 0, "c")
     assert refused and open_store(out, verify=True).manifest.command == "c"
-    assert not (out / FOLDER).exists()
+    assert not (out / LOCK).exists()
     write_shards(RAW, made_of(), out, 2, 0, "c", overwrite=True)
 
 

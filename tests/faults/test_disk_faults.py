@@ -19,7 +19,7 @@ import pytest
 
 import fedmpi
 from fedmpi import UserError
-from fedmpi.records.hold import FOLDER
+from fedmpi.common.files import LOCK
 from tests.end_to_end.runs import curve
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -93,8 +93,8 @@ def resumed(folder: Path) -> None:
     try:
         fedmpi.run({}, SETTINGS, out=folder, resume=True)
     except UserError as error:
-        assert re.search(rf"in use by .* remove {folder / FOLDER}", str(error))
-        (folder / FOLDER).unlink()
+        assert re.search(rf"in use by .* remove {folder / LOCK}", str(error))
+        (folder / LOCK).unlink()
         fedmpi.run({}, SETTINGS, out=folder, resume=True)
 
 

@@ -18,7 +18,7 @@ import pytest
 import fedmpi
 from fedmpi import UserError
 from fedmpi.records.history import clients_from_text
-from fedmpi.records.tables import ClientTable, read_clients
+from fedmpi.records.tables import read_clients, write_clients
 from fedmpi.report import curves as numbers
 from fedmpi.report.curves import MOST_ROUNDS, curves, thinned
 from fedmpi.report.figures import DASHES, METHODS, Shown, styles
@@ -149,10 +149,9 @@ def test_many_clients_and_rounds_share_cells_and_none_is_lost(tmp_path: Path) ->
     rows, columns = found["clients"], found["rounds"]
     inside = [cohort[(cohort >= rows[2]) & (cohort < rows[3])] for cohort in cohorts[columns[1] - 1 : columns[2] - 1]]
     assert counts[2, 1] == sum(map(len, inside))
-    table, accuracy = ClientTable(tmp_path), np.random.default_rng(0).permutation(10_000) / 9_999
+    accuracy = np.random.default_rng(0).permutation(10_000) / 9_999
     columns = {"round": np.zeros(10_000, int), "client": np.arange(10_000), "samples": np.ones(10_000, int)}
-    table.add(columns | {"accuracy": accuracy, "loss": 1 - accuracy})
-    table.write(table.take(), 1)
+    write_clients(tmp_path, columns | {"accuracy": accuracy, "loss": 1 - accuracy}, 1)
     scores = numbers.view(OneRun(tmp_path, {}, [], {}, ""))
     assert scores is not None and len(scores["client"]) == numbers.MOST_POINTS
     assert (scores["accuracy"][0], scores["accuracy"][-1]) == (0, 1) and np.diff(scores["accuracy"]).max() < 0.01

@@ -22,6 +22,7 @@ import tomli_w
 
 from fedmpi import UserError, api, sweep
 from fedmpi.common.errors import RunFailure
+from fedmpi.common.files import lock_folder
 from fedmpi.data.schema import PREPARING, read_manifest
 from fedmpi.mpi.device import MOST_THREADS
 from fedmpi.process.children import TAIL, last_words
@@ -198,11 +199,17 @@ def test_a_preparation_fails_in_its_own_words_and_one_that_another_process_makes
             wanted.ensure(said.append, lambda: False)
         assert failure.type is kind, "a failure has another exit code than wrong input"
     monkeypatch.undo()
-    owners = iter(["process 7", "process 7", None])
-    monkeypatch.setattr("fedmpi.sweeps.shards.owner_of", lambda folder: next(owners))
     said.clear()
-    assert wanted.ensure(said.append, lambda: False) and read_manifest(wanted.folder).clients == 6
-    assert [line.split()[1] for line in said] == ["waiting", "preparing", "prepared"]
+    wanted.folder.mkdir()
+    other = lock_folder(wanted.folder)
+
+    def stop() -> bool:
+        if len(said) == 2:
+            other.release()
+        return False
+
+    assert wanted.ensure(said.append, stop) and read_manifest(wanted.folder).clients == 6
+    assert [line.split()[1] for line in said] == ["preparing", "waiting", "prepared"]
 
 
 @pytest.mark.parametrize(
