@@ -16,8 +16,8 @@ from fedmpi.clients.designs import (
     draw_by_norm,
     draw_uniformly,
     importance,
-    inclusion_by_norm,
     one_after_another,
+    proportional_inclusion,
     uniform,
     weighted,
 )
@@ -65,10 +65,10 @@ def importance_clients(view: View, *, design: Design = "systematic") -> Cohort:
     Parameters
     ----------
     design : str
-        Systematic PPS, whose inclusion probabilities are known, or sequential drawing.
+        Systematic PPS, whose inclusion probabilities are known, or sequential drawing, whose are not.
     """
     assert view.strata is not None and view.strata.norms is not None
-    return importance(view.generator, view.strata.norms, view.present, view.count, design)
+    return importance(view.generator, view.strata.norms[view.available], view.available, view.count, design)
 
 
 @client_sampler(name="stratified", needs=("strata",))
@@ -99,7 +99,7 @@ def stratified(
         Draw inside a stratum: uniform, or with p_k proportional to the norm of the (compressed) gradient.
     design : str
         Importance draws: systematic PPS, whose inclusion probabilities are known, or sequential drawing (as worded in
-        the paper).
+        the paper), whose are not.
     """
     strata, over = view.strata, view.over_selection
     assert strata is not None
@@ -110,18 +110,18 @@ def stratified(
     count = view.wanted(int(strata.sizes.sum()))
     split = allocate(allocation, strata.sizes, strata.spreads, count, rounding, capacity, every_stratum)
     generator = view.streams.generator(Purpose.STRATUM_DRAW, view.round)
+    norms = None if within_stratum == "uniform" else strata.norms
     chosen, inclusion = [np.empty(0, np.int64)], [np.empty(0)]
     for present, draws, expected in zip(members, split.draws.tolist(), split.expected.tolist(), strict=True):
         if not draws:
             continue
         asked = invited(draws, over, len(present))
-        if within_stratum == "uniform" or strata.norms is None:
+        if norms is None:
             places = draw_uniformly(len(present), asked, generator)
             chances = np.full(asked, expected / len(present))
         else:
-            norms = strata.norms[present]
-            places = draw_by_norm(norms, asked, generator, design)
-            chances = _expected_inclusion(norms, expected, over, design)[places]
+            places = draw_by_norm(norms[present], asked, generator, design)
+            chances = _expected_inclusion(norms[present], expected, over)[places]
         chosen.append(present[places])
         inclusion.append(chances)
     clients = np.concatenate(chosen)
@@ -129,7 +129,8 @@ def stratified(
     clients = clients[order]
     represented = np.where(split.expected > 1 - 1e-9, 1.0, split.expected)  # m_h is E[m_h] rounded down or up
     summary = StrataSummary(strata.sizes, split.draws, strata.spreads, represented)
-    return Cohort(clients, np.concatenate(inclusion)[order], stratum=strata.labels[clients], strata=summary)
+    known = np.concatenate(inclusion)[order] if norms is None or design == "systematic" else None
+    return Cohort(clients, known, stratum=strata.labels[clients], strata=summary)
 
 
 def _by_stratum(candidates: Ints, labels: Ints, strata: int) -> list[Ints]:
@@ -139,15 +140,15 @@ def _by_stratum(candidates: Ints, labels: Ints, strata: int) -> list[Ints]:
     return list(np.split(candidates[order], ends))
 
 
-def _expected_inclusion(norms: Floats, expected: float, over_selection: float, design: Design) -> Floats:
-    """Return inclusion probabilities of importance draws, over the random rounding of m_h to ⌊E m_h⌋ or ⌈E m_h⌉."""
+def _expected_inclusion(norms: Floats, expected: float, over_selection: float) -> Floats:
+    """Return inclusion probabilities of systematic draws, over the random rounding of m_h to ⌊E m_h⌋ or ⌈E m_h⌉."""
     fewer = math.floor(expected + 1e-12)
     chance_of_more = max(expected - fewer, 0.0)
     total = np.zeros(len(norms))
     for draws, chance in ((fewer, 1.0 - chance_of_more), (fewer + 1, chance_of_more)):
         if draws > 0 and chance > 1e-12:
             asked = invited(draws, over_selection, len(norms))
-            total += chance * (draws / asked) * inclusion_by_norm(norms, asked, design)
+            total += chance * (draws / asked) * proportional_inclusion(norms, asked)
     return total
 
 

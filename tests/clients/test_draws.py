@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedmpi import UserError
-from fedmpi.clients.designs import draw_by_norm, inclusion_by_norm, proportional_inclusion
+from fedmpi.clients.designs import draw_by_norm, proportional_inclusion
 from fedmpi.common.streams import Purpose, Streams
 from tests.statistical.weighed import every_draw
 
@@ -19,13 +19,12 @@ def stream(round: int = 0) -> np.random.Generator:
 
 @pytest.mark.parametrize("count", [1, 2, 4])
 @pytest.mark.parametrize("norms", [[0.5, 3.0, 1.0, 2.0, 1.5], [1e-6, 1.0, 1e6, 2.0, 1.0], [1.0] * 5])
-@pytest.mark.parametrize("design", ["systematic", "sequential"])
-def test_draws_include_every_client_with_its_stated_probability(design: str, norms: list[float], count: int) -> None:
+def test_draws_include_every_client_with_its_stated_probability(norms: list[float], count: int) -> None:
     given, measured = np.array(norms), np.zeros(len(norms))
-    for probability, drawn in every_draw(given, count, design):  # type: ignore[arg-type]
+    for probability, drawn in every_draw(given, count):
         assert len(set(drawn.tolist())) == count
         measured[drawn] += probability
-    assert measured == pytest.approx(inclusion_by_norm(given, count, design), abs=1e-9)  # type: ignore[arg-type]
+    assert measured == pytest.approx(proportional_inclusion(given, count), abs=1e-9)
     assert proportional_inclusion(np.array([100.0, 1.0, 2.0, 1.0]), 2) == pytest.approx([1.0, 0.25, 0.5, 0.25])
 
 
@@ -35,25 +34,19 @@ def test_norm_zero_is_drawn_only_when_the_others_do_not_suffice(design: str) -> 
     assert draw_by_norm(norms, 2, stream(), design).tolist() == [1, 3]  # type: ignore[arg-type]
     drawn = draw_by_norm(norms, 4, stream(), design)  # type: ignore[arg-type]
     assert {1, 3} <= set(drawn.tolist())
-    assert inclusion_by_norm(norms, 4, design) == pytest.approx([2 / 3, 1, 2 / 3, 1, 2 / 3])  # type: ignore[arg-type]
-    assert inclusion_by_norm(np.zeros(4), 3, design) == pytest.approx(np.full(4, 0.75))  # type: ignore[arg-type]
+    assert proportional_inclusion(norms, 4) == pytest.approx([2 / 3, 1, 2 / 3, 1, 2 / 3])
+    assert proportional_inclusion(np.zeros(4), 3) == pytest.approx(np.full(4, 0.75))
+    with pytest.raises(UserError, match="norm"):
+        draw_by_norm(np.array([1.0, np.nan]), 1, stream(), design)  # type: ignore[arg-type]
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.sampled_from([0.0, 1e-300, 1e-8, 0.1, 1 / 3, 1.0, 7.0, 1e12]), min_size=1, max_size=30), st.data())
 def test_any_norms_give_a_sample_of_the_requested_size(norms: list[float], data: st.DataObject) -> None:
     count = data.draw(st.integers(0, len(norms)))
-    round = data.draw(st.integers(0, 9))
     design = data.draw(st.sampled_from(["systematic", "sequential"]))
-    drawn = draw_by_norm(np.array(norms), count, stream(round), design)
+    drawn = draw_by_norm(np.array(norms), count, stream(data.draw(st.integers(0, 9))), design)
     assert len(drawn) == len(set(drawn.tolist())) == count
     inclusion = proportional_inclusion(np.array(norms), count)
     assert inclusion.sum() == pytest.approx(count)
     assert ((inclusion >= 0) & (inclusion <= 1)).all()
-
-
-def test_norms_that_are_not_finite_and_sequential_draws_from_too_many_are_rejected() -> None:
-    with pytest.raises(UserError, match="norm"):
-        draw_by_norm(np.array([1.0, np.nan]), 1, stream())
-    with pytest.raises(UserError, match="systematic"):
-        inclusion_by_norm(np.ones(5000), 3, "sequential")

@@ -13,7 +13,7 @@ stream (purpose)      key       what is drawn
 ====================  ========  ==================================================================================
 MODEL_INIT 0                    one integer below 2**63, torch's seed while the module is built
 COHORT 1              t         uniform: choice without replacement, not shuffled; weighted: m integers below n, or a
-                                permutation of those not certain and one integer; importance: as STRATUM_DRAW
+                                permutation and a start; importance: as STRATUM_DRAW
 SAMPLES 2             t, block  bernoulli: geometric gaps, a stream per 2**16 rows of the cohort's axis; ratio: one
                                 uniform per client, then rows, a stream per 2**10 clients; exact: rows (block 0)
 BATCH_ORDER 3         t, k      a permutation per epoch, or one choice per step; nothing where a batch holds all rows

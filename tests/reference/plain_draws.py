@@ -62,37 +62,6 @@ def proportional_to(norms: np.ndarray, m: int) -> list[float]:
     return [min(1.0, share * norm) if norm * share < 1 else 1.0 for norm in norms.tolist()]
 
 
-def one_after_another(norms: np.ndarray, m: int) -> list[float]:
-    """P(drawn) when m are drawn one by one with p ∝ norm among those left (Rosén 1972).
-
-    The order is that of independent exponential times with rates ∝ norm: π_k = ∫ norm_k e^{−norm_k s} P(fewer than m of
-    the others before s) ds, by the trapezoidal rule in log s.
-    """
-    rates = norms[norms > 0] / norms[norms > 0].mean()
-    if len(rates) <= m:
-        return proportional_to(norms, m)
-    times = np.exp(np.linspace(math.log(1e-13), math.log(60 / rates.min()), 3001))
-    before = 1 - np.exp(-np.outer(times, rates))
-    found = []
-    for k, rate in enumerate(rates):
-        fewer = np.zeros((len(times), m))
-        fewer[:, 0] = 1
-        for other in range(len(rates)):
-            if other != k:
-                p = before[:, other, None]
-                fewer[:, 1:] = fewer[:, 1:] * (1 - p) + fewer[:, :-1] * p
-                fewer[:, :1] *= 1 - p
-        density = rate * np.exp(-rate * times) * fewer.sum(axis=1) * times
-        found.append(float(np.trapezoid(density, np.log(times))))
-    places = iter(found)
-    return [next(places) if norm > 0 else 0.0 for norm in norms]
-
-
-def inclusion_by_norm(norms: np.ndarray, m: int, design: str) -> list[float]:
-    """First-order inclusion probabilities of a draw of m by gradient norm (FedSTaS, Algorithm 2)."""
-    return proportional_to(norms, m) if design == "systematic" else one_after_another(norms, m)
-
-
 def draw_by_norm(norms: np.ndarray, m: int, generator: np.random.Generator, design: str) -> list[int]:
     """m places: clients that cover start, start + 1, … of the π_k laid end to end at random; or an exponential race."""
     if design == "sequential":
@@ -127,10 +96,7 @@ def draw_cohort(config: Config, t: int, there: list[int], sizes: np.ndarray, nor
     m = min(m, len(there))
     if name == "importance":
         assert norms is not None
-        own = norms[there]
-        chosen = draw_by_norm(own, m, generator, part.design)
-        pi = inclusion_by_norm(own, m, part.design)
-        return Drawn([there[i] for i in chosen], [1] * m, [pi[i] for i in chosen])
+        return drawn_by_norm(generator, there, norms[there], m, part.design)
     if m == len(there):
         return Drawn(there, [1] * m, [1.0] * m)
     chosen = sorted(generator.choice(len(there), m, replace=False, shuffle=False).tolist())
@@ -139,42 +105,23 @@ def draw_cohort(config: Config, t: int, there: list[int], sizes: np.ndarray, nor
 
 def draw_by_size(generator: np.random.Generator, there: list[int], sizes: np.ndarray, m: int, replace: bool) -> Drawn:
     """m draws with p_k = n_k/n (Li et al. 2020, scheme I), or m clients with π_k ∝ n_k, none above 1."""
+    there = [k for k in there if sizes[k]]
     own = [int(sizes[k]) for k in there]
     if not own:
         return Drawn([], [], [])
-    if replace:
-        times = dict.fromkeys(range(len(own)), 0)
-        for point in generator.integers(0, sum(own), m).tolist():
-            times[next(i for i in range(len(own)) if point < sum(own[: i + 1]))] += 1
-        drawn = [i for i, count in times.items() if count]
-        expected = [m * own[i] / sum(own) for i in drawn]
-        return Drawn([there[i] for i in drawn], [times[i] for i in drawn], expected)
-    pi = [Fraction(0)] * len(own)
-    certain: set[int] = set()
-    if m >= sum(size > 0 for size in own):
-        certain = {i for i, size in enumerate(own) if size}
-        rest = total = 0
-    else:
-        while True:
-            rest, total = m - len(certain), sum(size for i, size in enumerate(own) if i not in certain)
-            more = {i for i, size in enumerate(own) if i not in certain and rest * size >= total}
-            if not rest or not more:
-                break
-            certain |= more
-    chosen = set(certain)
-    others = [i for i in range(len(own)) if i not in certain]
-    for i in range(len(own)):
-        pi[i] = Fraction(1) if i in certain else Fraction(rest * own[i], total) if total else Fraction(0)
-    if rest:
-        order = generator.permutation(np.array(others)).tolist()
-        start, end, tick = Fraction(int(generator.integers(0, total)), total), Fraction(0), 0
-        for i in order:
-            end += pi[i]
-            if tick < rest and start + tick < end:
-                chosen.add(i)
-                tick += 1
-    at = sorted(chosen)
-    return Drawn([there[i] for i in at], [1] * len(at), [float(pi[i]) for i in at])
+    if not replace:
+        return drawn_by_norm(generator, there, np.array(own, np.float64), min(m, len(own)), "systematic")
+    times = dict.fromkeys(range(len(own)), 0)
+    for point in generator.integers(0, sum(own), m).tolist():
+        times[next(i for i in range(len(own)) if point < sum(own[: i + 1]))] += 1
+    drawn = [i for i, count in times.items() if count]
+    return Drawn([there[i] for i in drawn], [times[i] for i in drawn], [m * own[i] / sum(own) for i in drawn])
+
+
+def drawn_by_norm(generator: np.random.Generator, there: list[int], norms: np.ndarray, m: int, design: str) -> Drawn:
+    """m of these clients by norm; the inclusion probabilities are those of the systematic design."""
+    chosen, pi = draw_by_norm(norms, m, generator, design), proportional_to(norms, m)
+    return Drawn([there[i] for i in chosen], [1] * m, [pi[i] for i in chosen])
 
 
 # ---- strata ---------------------------------------------------------------------------------------------------------

@@ -35,8 +35,8 @@ from tests.reference.plain_draws import (
     allocation,
     draw_by_norm,
     draw_cohort,
-    inclusion_by_norm,
     presence,
+    proportional_to,
     sampled_rows,
     size_estimate,
     wanted_clients,
@@ -348,13 +348,13 @@ class PlainLoop:
         return drawn, draws, expected
 
     def _by_norm(self, norms: np.ndarray, expected: float, over: float) -> list[float]:
-        """π_k over the random rounding of m_h down or up, counting those taken among the invited clients."""
+        """π_k of systematic draws, over the rounding of m_h, counting those taken among the invited clients."""
         fewer, total = math.floor(expected + 1e-12), np.zeros(len(norms))
         more = max(expected - fewer, 0.0)
         for m, chance in ((fewer, 1 - more), (fewer + 1, more)):
             if m and chance > 1e-12:
                 asked = min(len(norms), math.ceil(m * over - 1e-9))
-                pi = np.array(inclusion_by_norm(norms, asked, self.strata.part.design))
+                pi = np.array(proportional_to(norms, asked))
                 total += chance * m / asked * pi
         return total.tolist()
 

@@ -102,7 +102,7 @@ COMPOSITIONS: dict[str, str] = {
     "q-FFL with q = 0.3 and another constant": f"{SMALL} {BY_SIZE} server.weights=q-ffl server.weights.q=0.3 "
     "server.weights.lipschitz=7.0",
     "importance sampling, without replacement, sequential": f"{SMALL} clients.sampler=importance clients.count=5 "
-    "clients.sampler.design=sequential server.weights=unbiased clients.sampler.refresh=1 "
+    "clients.sampler.design=sequential server.weights=uniform clients.sampler.refresh=1 "
     "clients.sampler.refresh_clients=selected",
     "mediators: SGD with a proximal pull, after drop-outs, timed, moved by a server's Adam": f"{MEDIATORS} {SOME} "
     f"{TIMED} clients.count=8 local.proximal_mu=0.5 clients.failure_rate=0.2 {AVAILABLE}=0.8 server.weights=uniform "
@@ -148,13 +148,12 @@ COMPOSITIONS: dict[str, str] = {
         f"clients.sampler.clustering.xi={xi} "
         f"clients.sampler.clustering.outliers={outliers} clients.sampler.allocation={allocation} "
         f"clients.sampler.features=compressed-gradient server.weights={weights} "
-        "clients.sampler.design=sequential clients.sampler.within_stratum=importance"
-        for outliers, xi, allocation, weights in (
-            *(
-                ("nearest", 0.05, "neyman clients.sampler.spread=pairwise", "stratified"),
-                ("singletons", 0.25, "proportional", "normalized"),
-            ),
-            *(("stratum", 0.05, "neyman clients.sampler.spread=std", "unbiased"), ("drop", 0.25, "equal", "literal")),
+        f"clients.sampler.design={design} clients.sampler.within_stratum=importance"
+        for outliers, xi, allocation, weights, design in (
+            ("nearest", 0.05, "neyman clients.sampler.spread=pairwise", "stratified", "sequential"),
+            ("singletons", 0.25, "proportional", "normalized", "systematic"),
+            ("stratum", 0.05, "neyman clients.sampler.spread=std", "unbiased", "systematic"),
+            ("drop", 0.25, "equal", "literal", "sequential"),
         )
     },
     **{

@@ -13,7 +13,7 @@ import numpy as np
 from fedmpi import Cohort, components
 from fedmpi.aggregation.weights import Weighing
 from fedmpi.clients.availability import ClientAvailability
-from fedmpi.clients.designs import Design, proportional_inclusion, systematic
+from fedmpi.clients.designs import proportional_inclusion, systematic
 from fedmpi.clients.sampler import View
 from fedmpi.clients.turnout import CohortDraw
 from fedmpi.common.registry import resolve
@@ -68,15 +68,8 @@ def there(law: str, streams: Streams, round: int, clients: int, labels: Ints | N
     return np.arange(present) if isinstance(present, int) else present
 
 
-def every_draw(norms: np.ndarray, count: int, design: Design) -> Iterator[tuple[float, np.ndarray]]:
-    """All (probability, positions) of a draw by norm: every order of draws, or of clients and interval of the start."""
-    if design == "sequential":
-        for sequence in permutations(range(len(norms)), count):
-            chance, left = 1.0, norms.sum()
-            for client in sequence:
-                chance, left = chance * norms[client] / left, left - norms[client]
-            yield chance, np.sort(np.array(sequence))
-        return
+def every_draw(norms: np.ndarray, count: int) -> Iterator[tuple[float, np.ndarray]]:
+    """All (probability, positions) of a systematic draw by norm: every order of clients and interval of the start."""
     inclusion = proportional_inclusion(norms, count)
     orders = list(permutations(range(len(norms))))
     for order in orders:
