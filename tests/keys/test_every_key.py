@@ -110,6 +110,7 @@ EFFECTS: dict[str, dict[str, str]] = {
     },
     f"{ALL} clients.attack_fraction=0.5": {"attack": "sign-flip label-flip model"},
     f"{ALL} attack=sign-flip": {"clients.attack_fraction": "0.25 0.5 model", "attack.scale": "2 1 model"},
+    f"{ALL} attack=noise": {"attack.scale": "2 1 model"},
     f"{ALL} clients.availability=bernoulli": {"clients.availability.probability": "0.3 0.9 clients"},
     f"{ALL} clients.availability=label-group": {
         "clients.availability.by_label": "[1,1,1,1,1,0,0,0,0,0] [0,0,0,0,0,1,1,1,1,1] clients"
