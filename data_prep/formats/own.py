@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -11,19 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from data_prep.formats.images import STATISTICS_ROWS, ImageFacts, common_form, decoded, image_facts
-from data_prep.formats.tables import LISTED, Column, UserTable, is_missing, is_table, open_table, roles_of
+from data_prep.formats.tables import Column, UserTable, is_missing, is_table, open_table, roles_of
 from data_prep.formats.texts import Texts
 from data_prep.holdout import hold_out_test
 from data_prep.raw import DataSet, RawDataset, ReadOptions, Tally, Understood, measure, rows_of
 from fedmpi.common.errors import UserError, raised, shown
-from fedmpi.common.types import AnyArray, Bools, Floats, Ints
+from fedmpi.common.types import AnyArray, Bools, Ints
 from fedmpi.data.arrays import CHANNELS, features, kept_targets, one_column
 
 LARGEST = float(np.finfo(np.float32).max)
-FEWEST_LEVELS = 1e-4
-"""Largest step of float32, as a share of a column's range, that leaves the column usable."""
 LARGEST_TOKEN = 10_000_000
 WHOLE = 2.0**53  # larger neighboring whole numbers are equal as floats
 NAMED = 10
@@ -55,7 +53,7 @@ class OwnData:
         for which, some in parts.items():
             if not len(some) and (self.tested or which == "train"):
                 raise UserError(f"{self.where} holds no usable {which} sample.{tally.first_bad}")
-        found = self._targets(rows, options)
+        found = self._targets(rows, options.targets)
         y = np.zeros((len(self.good), *found["y"].shape[1:]), found["y"].dtype)
         y[rows] = found["y"]
         facts: dict[str, Any] = {**self.facts, **found, **parts, "y": y, "understood": self.understood}
@@ -71,14 +69,13 @@ class OwnData:
                 )
         return source.of(y, y[:0], **facts)
 
-    def _targets(self, rows: Ints, options: ReadOptions) -> dict[str, Any]:
+    def _targets(self, rows: Ints, declared: str | None) -> dict[str, Any]:
         """Return the fields of `RawDataset` about the targets, with `y` of these rows.
 
         Single values are classes, unless the user declares a regression. Whole numbers (n, L) are tokens, truth values
         are multiple labels, and other values a regression.
         """
         where = self.where
-        declared: str | None = options.targets
         if self.y.ndim > 1 and 0 in self.y.shape[1:]:
             raise UserError(f"{where} is {self.y.shape}: a sample has no target. Give each at least one value.")
         y = one_column(self.y[rows], declared)
@@ -108,10 +105,8 @@ class OwnData:
 
     def _numbers(self, y: AnyArray, rows: Ints) -> AnyArray:
         """Return targets as numbers; reject others and missing ones."""
-        if y.dtype.kind not in "OUbiuf":
-            raise UserError(f"{self.where} holds {y.dtype} values. Targets that are no classes must be numbers.")
         if y.dtype.kind in "OU":
-            column = Column("", "text", y.ravel().astype(object))
+            column = Column("", y.ravel().astype(object))
             if (odd := np.isnan(column.numbers) & column.there).any():
                 place = self.place(int(rows[odd.argmax() // max(1, np.size(y[0]))]))
                 raise UserError(
@@ -119,8 +114,9 @@ class OwnData:
                     "classes must be numbers."
                 )
             y = column.numbers.reshape(y.shape)
-        known = np.asarray(~np.isnan(y)).reshape(len(y), -1)
-        self._check_present(np.asarray(known.all(axis=1)), rows)
+        if y.dtype.kind not in "biuf":
+            raise UserError(f"{self.where} holds {y.dtype} values. Targets that are no classes must be numbers.")
+        self._check_present(np.asarray(~np.isnan(y).reshape(len(y), -1).any(axis=1)), rows)
         return y
 
     def _check_present(self, there: Bools, rows: Ints) -> None:
@@ -163,22 +159,20 @@ class OwnData:
 
 
 def plain(values: AnyArray) -> AnyArray:
-    """Return values as numbers, or as stripped texts, "" if missing."""
+    """Return values as numbers, or as stripped texts, None if missing."""
     if values.dtype.kind in "iuf":
         return values
     texts = [value.decode("utf-8", "replace") if isinstance(value, bytes) else value for value in values.tolist()]
-    return np.array(["" if value is None or value != value else str(value).strip() for value in texts], object)
+    held = np.array(texts, object)
+    held[:] = [None if gone else str(text).strip() for text, gone in zip(texts, is_missing(held), strict=True)]
+    return held
 
 
 def value_codes(values: AnyArray) -> tuple[Ints, tuple[str, ...]]:
     """Return a code for each value, -1 if it is missing, and the values by code, in order."""
-    held = plain(values)
-    there = ~is_missing(held)
-    some = held[there]
-    if some.dtype.kind == "f" and (np.abs(some) <= WHOLE).all() and (some % 1 == 0).all():
-        some = some.astype(np.int64)  # so that a class is named 3 and not 3.0
-    codes = np.full(len(held), -1, np.int64)
-    distinct, codes[there] = np.unique(some, return_inverse=True)
+    codes, distinct = pd.factorize(plain(values), sort=True)
+    if distinct.dtype.kind == "f" and (np.abs(distinct) <= WHOLE).all() and (distinct % 1 == 0).all():
+        distinct = distinct.astype(np.int64)  # so that a class is named 3 and not 3.0
     return codes, tuple(map(str, distinct.tolist()))
 
 
@@ -189,8 +183,6 @@ def read_own_files(data_set: DataSet, raw: Path, options: ReadOptions, tally: Ta
     other number becomes float32. Whole numbers (n, L) wider than 8 bits need `task`: "text" makes them token ids,
     "vector" float32. "vector" also reads (n, T, C) as series.
     """
-    if not raw.exists():
-        raise UserError(f"{raw} does not exist. Name another file, or mend the link.")
     if raw.is_file() and not raw.stat().st_size:
         raise UserError(f"{raw} is empty. Write or fetch it again.")
     if raw.is_dir() or is_table(raw):
@@ -207,18 +199,16 @@ def of_table(raw: Path, options: ReadOptions, tally: Tally) -> OwnData:
     table = open_table(raw, options, tally)
     roles = roles_of(table, options)
     good, facts, form = SAMPLES[roles.kind](table, roles.features, options, tally)
-    labels = roles.labels
-    names = tuple(column.name for column in labels)
+    labels, names = roles.labels, tuple(column.name for column in roles.labels)
     where = f"{raw}, column {','.join(names)}"
     if {column.kind for column in labels} & ({"image", "nested", "other"} | ({"list"} if len(labels) > 1 else set())):
         raise UserError(f"{where} holds no labels. Labels are whole numbers, texts, lists, or columns of numbers.")
-    if labels[0].kind == "list":
-        y, complete = _dense(raw, labels[0])
-        y, names = y if complete.all() else np.where(complete[:, None], y, np.nan), ()
-    elif len(labels) > 1:
-        y = np.stack([column.with_point for column in labels], axis=1)
+    if len(labels) > 1:
+        y = np.stack([column.values.astype(object) for column in labels], axis=1)
+    elif labels[0].kind == "list":
+        y, names = _dense(table, labels[0]), ()
     else:
-        y, names = labels[0].with_point, labels[0].class_names
+        y, names = labels[0].values, labels[0].class_names
     used = [column.name for column in roles.features]
     said = ", ".join(used[:NAMED]) + (f" and {len(used) - NAMED} more" if len(used) > NAMED else "")
     target = f"column {', '.join(column.name for column in labels)}"
@@ -231,66 +221,43 @@ Made = tuple[Bools, dict[str, Any], str]
 """Mask of the rows that are samples, fields of `RawDataset`, and a description of a sample without column names."""
 
 
-def _dense(raw: Path, column: Column) -> tuple[AnyArray, Bools]:
-    """Return a column of lists as one array (n, *shape), and a mask of those of the most frequent shape."""
-    rows = [_array(value) for value in column.values.tolist()]
-    shapes = Counter(row.shape for row in rows if row is not None)
-    (shape, most), *others = shapes.most_common(LISTED) or [((0,), 0)]
-    if 2 * most <= np.count_nonzero(column.there):
-        sizes = ", ".join(" x ".join(map(str, one)) for one in (shape, *dict(others)))
-        raise UserError(
-            f"{raw}: lists of column {column.name!r} differ in shape ({sizes}). Pad or cut them to one shape (--task "
-            "text pads lists of token ids)."
-        )
-    good = np.array([row is not None and row.shape == shape for row in rows], bool)
-    return np.stack([row if row is not None and row.shape == shape else np.zeros(shape, int) for row in rows]), good
-
-
-def _array(value: Any) -> AnyArray | None:
-    """Return a list, or a list of lists of one length; None for others."""
+def _dense(table: UserTable, column: Column) -> AnyArray:
+    """Return a column of numbers (n, 1), or of lists or lists of lists of one shape (n, *shape), NaN if missing."""
+    if column.kind == "number":
+        return column.numbers[:, None]
     try:
-        found = np.stack(value.tolist()) if value is not None and value.dtype.kind == "O" else value
+        rows = [np.stack(list(row)) if column.kind == "nested" else row for row in column.values[column.there]]
+        held = np.stack(rows)
     except ValueError:
-        return None
-    return found if found is not None and found.dtype.kind in "biuf" else None
+        raise UserError(
+            f"{table.raw}: lists of column {column.name!r} differ in shape. Pad or cut them to one shape (--task text "
+            "pads lists of token ids)."
+        ) from None
+    if column.there.all():
+        return held
+    whole = np.full((len(column.values), *held.shape[1:]), np.nan)
+    whole[column.there] = held
+    return whole
 
 
 def _numbers(table: UserTable, columns: list[Column], options: ReadOptions, tally: Tally) -> Made:
     """Return vectors of number or list columns, or samples (T, C) of one column of lists of lists."""
     good, parts = np.ones(len(table.places), bool), []
     for column in columns:
-        if column.kind in ("list", "nested"):
-            part, fits = _dense(table.raw, column)
-        else:
-            part, fits = column.numbers[:, None], np.ones(len(good), bool)
+        part = _dense(table, column)
         finite = (np.abs(part) <= LARGEST).reshape(len(good), -1).all(axis=1)
-        for row in np.flatnonzero(good & ~(finite & fits)).tolist():
-            value = column.values[row]
-            quoted = "" if isinstance(value, np.ndarray) else f" ({shown(value, repr)})"
-            why = "no finite number" if fits[row] else "a list of another shape than most"
-            tally.bad(table.where(row), f"{why} in column {column.name!r}{quoted}")
-        good &= finite & fits
-        parts.append(np.where(finite.reshape(-1, *[1] * (part.ndim - 1)), part, 0))
+        for row in np.flatnonzero(good & ~finite).tolist():
+            quoted = f" ({shown(column.values[row], repr)})" if column.kind == "number" else ""
+            tally.bad(table.where(row), f"no finite number in column {column.name!r}{quoted}")
+        good &= finite
+        parts.append(part)
     values = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-    if len(columns) == values.shape[1]:
-        check_precision(table.raw, [column.name for column in columns], values[good])
-    x = values.astype(np.float32)
-    form = f"{' x '.join(map(str, x.shape[1:]))} {'number' if x.shape[1:] == (1,) else 'numbers'}: "
-    facts = {"task": "vector", "dtype": "float32", "feature_shape": x.shape[1:], "read": lambda rows: x[rows]}
+    x: AnyArray = np.zeros(values.shape, np.float32)
+    x[good] = values[good]
+    shape = x.shape[1:]
+    form = f"{' x '.join(map(str, shape))} {'number' if shape == (1,) else 'numbers'}: "
+    facts = {"task": "vector", "dtype": "float32", "feature_shape": shape, "read": lambda rows: x[rows]}
     return good, {**facts, "fit": measure}, form
-
-
-def check_precision(raw: Path | str, names: list[str], values: Floats) -> None:
-    """Reject columns (n, d) whose numbers differ by too little for float32, such as times in seconds."""
-    if not len(values):
-        return
-    spread = values.max(axis=0) - values.min(axis=0)
-    lost = np.abs(values - values.astype(np.float32)).max(axis=0)
-    for place in np.flatnonzero((lost > FEWEST_LEVELS * spread) & (spread > 0)).tolist():
-        raise UserError(
-            f"{raw}: column {names[place]!r} holds numbers around {values[0, place]:.10g}, which differ by too little "
-            "for float32. Subtract its smallest value and store it again, or leave it out (in a table by --features)."
-        )
 
 
 def _tokens(table: UserTable, columns: list[Column], options: ReadOptions, tally: Tally) -> Made:
@@ -323,14 +290,13 @@ def _of_token_ids(raw: Path | str, *parts: AnyArray) -> dict[str, Any]:
 
 def _images(table: UserTable, columns: list[Column], options: ReadOptions, tally: Tally) -> Made:
     """Return encoded images, or images named by their paths, decoded on demand."""
-    [column] = columns
 
     def content(row: int) -> io.BytesIO | Path:
         """Return the image of a row; an empty one if it has none."""
-        value = column.values[row] if column.kind == "text" else column.values[row].as_py()
+        value = columns[0].values[row]
         value = value.get("bytes") or value.get("path") if isinstance(value, dict) else value
         if not isinstance(value, str):
-            return io.BytesIO(value or b"")
+            return io.BytesIO(value if isinstance(value, bytes) else b"")
         beside = table.files[table.file_of[row]].parent / value
         return beside if beside.is_file() else (table.raw if table.raw.is_dir() else table.raw.parent) / value
 
@@ -406,19 +372,18 @@ def of_arrays(raw: Path | str, arrays: Arrays, options: ReadOptions) -> OwnData:
         return f"array y, row {row}" if row < boundary else f"array y_test, row {row - boundary}"
 
     users, groups = (one_column(arrays[name], None) if name in meant else None for name in ("user", options.split))
-    good = np.ones(sum(map(len, parts)), bool)
     return OwnData(
-        str(raw),
-        place,
-        good,
-        facts,
-        np.concatenate(y),
-        (),
-        boundary,
-        len(parts) > 1,
-        users,
-        groups,
-        Understood(unused=unused),
+        where=str(raw),
+        place=place,
+        good=np.ones(sum(map(len, parts)), bool),
+        facts=facts,
+        y=np.concatenate(y),
+        names=(),
+        boundary=boundary,
+        tested=len(parts) > 1,
+        users=users,
+        groups=groups,
+        understood=Understood(unused=unused),
     )
 
 
@@ -434,6 +399,4 @@ def _features(where: str, x: AnyArray, options: ReadOptions) -> AnyArray:
         x = x[:, None]
     elif x.ndim == 4 and x.shape[3] in CHANNELS and x.shape[1] not in CHANNELS:
         x = np.moveaxis(x, 3, 1)
-    if x.ndim == 2 and x.dtype == np.float64 and np.isfinite(x).all():
-        check_precision(where, [f"{number}" for number in range(x.shape[1])], x)
     return features(where, x, options.task if x.ndim == 2 else kind)

@@ -1,15 +1,17 @@
-"""Users' tables (CSV; Parquet and Arrow by pyarrow) as whole columns in memory, and the roles of the columns."""
+"""Users' tables (CSV, Parquet, Arrow) as whole columns in memory, and the roles of the columns."""
 
 from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
+from numbers import Number
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from data_prep.formats.files import csv_rows, files_below, lines, part_of
 from data_prep.formats.images import SUFFIXES
@@ -21,6 +23,7 @@ TEXTS = (".csv", ".tsv", ".tab", ".txt")
 ARROWS = (".parquet", ".arrow")
 DELIMITERS = ",;\t|"
 NAMED_DELIMITERS = {"tab": "\t", "\\t": "\t", "space": " "}
+DECIMAL_COMMA = re.compile(r"\s*[+-]?\d*,\d+([eE][+-]?\d+)?\s*")
 MISSING = frozenset(("", "?", "NA", "N/A", "n/a", "#N/A", "<NA>", "NULL", "null", "None", "NaN", "nan", "NAN", "-nan"))
 """Cells without a value: the marks that pandas reads as missing, and `?` of the UCI files."""
 TRUTH = {"false": 0.0, "False": 0.0, "FALSE": 0.0, "true": 1.0, "True": 1.0, "TRUE": 1.0}
@@ -36,19 +39,29 @@ KINDS = ("image", "text", "tokens", "vector")
 """Kinds of samples in order of preference: the first kind that has columns is used."""
 
 
+def is_missing(values: AnyArray) -> Bools:
+    """Return a mask of the missing values: NaN, None, and texts that mark missing values."""
+    missing = np.asarray(pd.isna(values))
+    if values.dtype.kind == "O":
+        missing |= [isinstance(value, str) and value.strip() in MISSING for value in values.tolist()]
+    return missing
+
+
+def _number(cell: Any) -> float:
+    """Return a number or a text cell as a float, NaN if it is none."""
+    try:
+        return float("?" if isinstance(cell, str) and "_" in cell else cell)
+    except (TypeError, ValueError):
+        return TRUTH.get(str(cell).strip(), np.nan)
+
+
 @dataclass(frozen=True)
 class Column:
-    """Column of all files of a table.
-
-    Its kind is number, list, nested (lists of numbers, lists of lists), text, image or other.
-    """
+    """Column of a table: numbers or objects (n,), with the names of its classes if the file has them."""
 
     name: str
-    kind: str
-    values: Any  # (n,): Numbers or objects, None if missing; an arrow array of images
-    type: str = ""  # As a Parquet or Arrow file declares it
+    values: AnyArray
     class_names: tuple[str, ...] = ()
-    semicolons: bool = False  # True if semicolons separate the columns, so that a decimal sign may be a comma
 
     @cached_property
     def there(self) -> Bools:
@@ -58,60 +71,41 @@ class Column:
     @cached_property
     def numbers(self) -> Floats:
         """Its values as numbers, NaN for others."""
-        if self.values.dtype.kind != "O":
-            return np.asarray(self.values, np.float64)
-        cells = self.values.tolist()
-        return np.array([_number(cell.replace(",", ".") if self.semicolons else cell) for cell in cells], np.float64)
+        if self.values.dtype.kind in "biuf":
+            return self.values.astype(np.float64)
+        return np.array([_number(cell) for cell in self.values.tolist()], np.float64)
 
-    @property
-    def with_point(self) -> AnyArray:
-        """Its values, as numbers if their decimal sign may be a comma."""
-        return self.numbers if self.semicolons and self.kind == "number" else np.asarray(self.values)
-
-    @property
-    def example(self) -> str:
-        """Its first text that is no number; "" if there is none."""
-        texts = self.values[self.there & np.isnan(self.numbers)]
-        return str(texts[0]).strip() if len(texts) else ""
-
-    @property
-    def described(self) -> str:
-        """Its name and type, for messages."""
-        return f"{self.name}: {self.type}" if self.type else self.name
+    @cached_property
+    def kind(self) -> str:
+        """number, list, nested (lists of numbers, lists of lists), text, image or other."""
+        if self.values.dtype.kind in "biuf":
+            return "number"
+        first = next(iter(self.values[~pd.isna(self.values)]), None)
+        if isinstance(first, str):
+            numbers = 2 * np.count_nonzero(~np.isnan(self.numbers)) > np.count_nonzero(self.there)
+            return "number" if numbers else "text"
+        if isinstance(first, np.ndarray):
+            inner, kind = (first[0], "nested") if first.dtype.kind == "O" and len(first) else (first, "list")
+            return kind if np.asarray(inner).dtype.kind in "biuf" else "other"
+        if isinstance(first, bytes) or (isinstance(first, dict) and "bytes" in first):
+            return "image"
+        return "number" if isinstance(first, Number) else "other"
 
     def unusable(self) -> str:
         """Return why the column cannot be used as a feature; "" if it can."""
-        if self.kind == "other":
-            return f"no sample can be made of its type {self.type}"
-        if self.kind != "image" and not self.there.any():
+        if not self.there.any():
             return "it has no value"
+        if self.kind == "other":
+            return "no sample can be made of its values"
         if PANDAS_INDEX.fullmatch(self.name):
             return "an index that pandas wrote"
-        with np.errstate(invalid="ignore"):
-            if self.kind == "number" and len(self.values) > 2 and (np.diff(self.numbers) == 1).all():
-                return "it counts the rows"
-        if self.kind in ("number", "text") and IDENTIFIER.fullmatch(self.name) and len(self.values) > 2:
-            present = self.values[self.there].tolist()
-            if len(set(present)) == len(present) and not (self.numbers % 1 > 0).any():
-                return "an identifier: every row has a value of its own"
+        if self.kind not in ("number", "text") or len(self.values) < 3:
+            return ""
+        present = self.values[self.there].tolist()
+        identifies = len(set(present)) == len(present) and not (self.numbers % 1 > 0).any()
+        if (np.diff(self.numbers) == 1).all() or (identifies and IDENTIFIER.fullmatch(self.name)):
+            return "an identifier: every row has a value of its own"
         return ""
-
-
-def is_missing(values: AnyArray) -> Bools:
-    """Return a mask of the missing values: NaN, None, and texts that mark missing values."""
-    if values.dtype.kind == "f":
-        return np.isnan(values)
-    if values.dtype.kind not in "OU":
-        return np.zeros(len(values), bool)
-    return np.array([v.strip() in MISSING if isinstance(v, str) else v is None or v is not v for v in values], bool)
-
-
-def _number(cell: Any) -> float:
-    """Return a number or a text cell as a float, NaN if it is none."""
-    try:
-        return float("?" if isinstance(cell, str) and "_" in cell else cell)
-    except (TypeError, ValueError):
-        return TRUTH.get(str(cell).strip(), np.nan)
 
 
 @dataclass(frozen=True)
@@ -132,45 +126,27 @@ class UserTable:
         return f"{path}, {'row' if is_arrow(path) else 'line'} {self.places[row]}"
 
 
-@dataclass(frozen=True)
-class _File:
-    """Content of one file: its columns, and the line or number of each row."""
-
-    columns: dict[str, Any]  # Text cells, or arrow arrays
-    places: Ints
-    semicolons: bool = False
-    class_names: dict[str, tuple[str, ...]] | None = None
-
-    @property
-    def types(self) -> list[str]:
-        """Names and declared types of its columns."""
-        return [f"{name}: {getattr(values, 'type', 'text')}" for name, values in self.columns.items()]
-
-
 def open_table(raw: Path, options: ReadOptions, tally: Tally) -> UserTable:
     """Read the table of one file, or of the files below a folder, assigned to parts by their names."""
     train, test = _parts(raw, tally)
     paths = [*train, *test]
-    files = [_arrow_file(path) if is_arrow(path) else _csv_file(path, options, tally) for path in paths]
-    first = files[0]
-    for path, file in zip(paths, files, strict=True):
-        if file.types != first.types:
+    frames = [_arrow_frame(path) if is_arrow(path) else _csv_frame(path, options, tally) for path in paths]
+    names = frames[0].columns.tolist()
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"{paths[0]} names several columns {twice[0]!r}. Rename or remove all except one.")
+    for path, frame in zip(paths, frames, strict=True):
+        if frame.columns.tolist() != names or frame.attrs != frames[0].attrs:
             raise UserError(
-                f"The columns of {path} ({', '.join(file.types)}) differ from those of {paths[0]} "
-                f"({', '.join(first.types)}). Name one file, or a folder of files with the same columns."
+                f"The columns of {path} ({', '.join(frame.columns)}) or their class names differ from those of "
+                f"{paths[0]} ({', '.join(names)}). Name one file, or a folder of files with the same columns."
             )
-        if file.class_names and file.class_names != first.class_names:
-            raise UserError(f"{path} names its classes differently from {paths[0]}. Save both with the same names.")
-    sizes = [len(file.places) for file in files]
+    sizes = [len(frame) for frame in frames]
     if not sum(sizes):
         raise UserError(f"{raw} holds no readable row.{tally.first_bad or ' Add rows.'}")
-    columns = {}
-    for name in first.columns:
-        held = [file.columns[name] for file in files]
-        made = _arrow_column(name, held) if is_arrow(paths[0]) else _csv_column(name, held, first.semicolons)
-        columns[name] = replace(made, class_names=(first.class_names or {}).get(name, ()))
-    owner, places = np.repeat(np.arange(len(files)), sizes), np.concatenate([file.places for file in files])
-    return UserTable(raw, paths, columns, bool(test), sum(sizes[: len(train)]), owner, places)
+    table = pd.concat(frames)
+    columns = {name: Column(name, np.asarray(table[name]), frames[0].attrs.get(name, ())) for name in names}
+    owner = np.repeat(np.arange(len(frames)), sizes)
+    return UserTable(raw, paths, columns, bool(test), sum(sizes[: len(train)]), owner, np.asarray(table.index))
 
 
 def _parts(raw: Path, tally: Tally) -> tuple[list[Path], list[Path]]:
@@ -208,14 +184,8 @@ def is_arrow(path: Path) -> bool:
     return path.name.lower().endswith(ARROWS)
 
 
-def _check_names(path: Path, names: list[str]) -> None:
-    """Reject a table in which several columns have one name."""
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise UserError(f"{path} names several columns {twice[0]!r}. Rename or remove all except one.")
-
-
-def _csv_file(path: Path, options: ReadOptions, tally: Tally) -> _File:
-    """Read a CSV file; rows with too few or too many fields are skipped and counted."""
+def _csv_frame(path: Path, options: ReadOptions, tally: Tally) -> pd.DataFrame:
+    """Return the cells of a CSV file by line; rows with too few or too many fields are skipped and counted."""
     content = list(lines(path, options.encoding or "utf-8-sig"))
     head = next((line for line in content if line.strip()), "")
     given = options.delimiter
@@ -233,27 +203,22 @@ def _csv_file(path: Path, options: ReadOptions, tally: Tally) -> _File:
             f"{path} has one column ({shown(head.strip(), repr)}), but needs labels and features. Remove lines above "
             "the header, or give --delimiter if the sign is none of comma, semicolon, tab and |."
         )
-    _check_names(path, names)
     kept, places = [], []
     for line, row in rows:
         if len(row) == len(names):
-            kept.append(row)
+            commas = delimiter == ";"
+            kept.append([cell.replace(",", ".") if commas and DECIMAL_COMMA.fullmatch(cell) else cell for cell in row])
             places.append(line)
         elif row:
             tally.bad(f"{path}, line {line}", f"{len(row)} fields where the header names {len(names)}")
-    cells = np.array(kept, object).reshape(-1, len(names)).T
-    return _File(dict(zip(names, cells, strict=True)), np.array(places, np.int64), delimiter == ";")
+    return pd.DataFrame(kept, np.array(places, np.int64), names, dtype=object)
 
 
-def _csv_column(name: str, held: list[Any], semicolons: bool) -> Column:
-    """Return a column of text cells: numbers if most cells are numbers."""
-    column = Column(name, "text", np.concatenate(held), semicolons=semicolons)
-    numbers = 2 * np.count_nonzero(~np.isnan(column.numbers)) > np.count_nonzero(column.there)
-    return replace(column, kind="number") if numbers else column
+def _arrow_frame(path: Path) -> pd.DataFrame:
+    """Return a Parquet or Arrow file: a stream, as Hugging Face's datasets write it, or a file with a footer.
 
-
-def _arrow_file(path: Path) -> _File:
-    """Read a Parquet or Arrow file: a stream, as Hugging Face's datasets write it, or a file with a footer."""
+    The attributes of the frame are the class names of its columns.
+    """
     import pyarrow as pa  # slow to import
     import pyarrow.parquet as pq
 
@@ -271,59 +236,15 @@ def _arrow_file(path: Path) -> _File:
             found = reader.read_all()
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{path} cannot be read ({raised(error)}). Fetch or write it again.") from error
+    frame = found.to_pandas().reset_index(drop=True)  # pandas keeps what was an index out of the columns
+    frame.columns = frame.columns.map(str)
     metadata = found.schema.metadata or {}
-    _check_names(path, found.schema.names)
-    try:  # pandas names the columns that were an index
-        listed = json.loads(metadata[b"pandas"])["index_columns"]
-        found = found.drop_columns([name for name in listed if isinstance(name, str)])
-    except (KeyError, ValueError, TypeError):
-        pass
-    columns = {name: _plain(found.column(name)) for name in found.schema.names}
-    return _File(columns, np.arange(found.num_rows), class_names=_class_names(metadata))
-
-
-def _plain(column: Any) -> Any:
-    """Return a column without dictionaries, extension types and decimals."""
-    import pyarrow as pa
-
-    if pa.types.is_dictionary(column.type):
-        return column.cast(column.type.value_type)
-    if hasattr(column.type, "storage_type"):
-        return pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
-    return column.cast(pa.float64()) if pa.types.is_decimal(column.type) else column
-
-
-def _class_names(metadata: dict[bytes, bytes]) -> dict[str, tuple[str, ...]]:
-    """Return the class names of columns, from the schema metadata of Hugging Face's datasets."""
-    try:
+    try:  # Hugging Face's datasets name the classes
         features = json.loads(metadata[b"huggingface"])["info"]["features"]
-        return {name: tuple(map(str, one["names"])) for name, one in features.items() if one["_type"] == "ClassLabel"}
+        frame.attrs = {name: tuple(one["names"]) for name, one in features.items() if one["_type"] == "ClassLabel"}
     except (KeyError, ValueError, TypeError, AttributeError):
-        return {}
-
-
-def _arrow_column(name: str, held: list[Any]) -> Column:
-    """Return a column of arrow arrays; its type gives its kind."""
-    import pyarrow as pa
-    from pyarrow import types
-
-    declared = inner = held[0].type
-    values = pa.chunked_array([chunk for part in held for chunk in part.chunks], declared)
-    depth = 0
-    while types.is_list(inner) or types.is_large_list(inner) or types.is_fixed_size_list(inner):
-        depth, inner = depth + 1, inner.value_type
-    kind = "other"
-    if types.is_integer(inner) or types.is_floating(inner) or types.is_boolean(inner):
-        kind = ("number", "list", "nested", "other")[min(depth, 3)]
-    elif types.is_struct(declared):
-        kind = "image" if declared.get_field_index("bytes") >= 0 else "other"
-    elif types.is_binary(declared) or types.is_large_binary(declared):
-        kind = "image"
-    elif str(declared) in ("string", "large_string", "string_view"):
-        kind = "text"
-    if kind not in ("image", "other"):
-        values = np.asarray(values.to_numpy())
-    return Column(name, kind, values, str(declared))
+        pass
+    return frame
 
 
 @dataclass(frozen=True)
@@ -348,7 +269,7 @@ def roles_of(table: UserTable, options: ReadOptions) -> Roles:
     for flag, names in (("--label", labels), ("--user", [user]), ("--split", [group]), ("--features", chosen)):
         for name in names:
             if name is not None and name not in columns:
-                listed = ", ".join(column.described for column in list(columns.values())[:12])
+                listed = ", ".join(list(columns)[:12])
                 more = f" and {len(columns) - 12} more" if len(columns) > 12 else ""
                 headless = not is_arrow(table.files[0]) and not np.isnan(list(map(_number, columns))).all()
                 hint = " Does the file begin with a header?" if headless else ""
@@ -369,8 +290,8 @@ def roles_of(table: UserTable, options: ReadOptions) -> Roles:
     if len(kinds) != 1 or not kind or (len(features) > 1 and alone):
         task = f" with --task {options.task}" if options.task else ""
         raise UserError(
-            f"{table.raw}: no sample can be made of {', '.join(column.described for column in features)}{task}. Name "
-            "one column of images, of token ids or of lists of lists, or columns of texts, or columns of numbers, with "
+            f"{table.raw}: no sample can be made of {', '.join(column.name for column in features)}{task}. Name one "
+            "column of images, of token ids or of lists of lists, or columns of texts, or columns of numbers, with "
             "--features."
         )
     of_users, of_groups = (None if name is None else columns[name] for name in (user, group))
@@ -385,6 +306,13 @@ def _by_default(table: UserTable, others: list[Column], task: str | None) -> tup
         if not reasons[column.name]:
             found.setdefault(_sample_kind(column, task), []).append(column)
     kind = next((kind for kind in KINDS if kind in found), None)
+    if kind is None:
+        why = "; ".join(f"{name}: {reason}" for name, reason in list(reasons.items())[:LISTED] if reason)
+        with_task = f" with --task {task}" if task else ""
+        raise UserError(
+            f"{table.raw} has no column to learn from{with_task} ({why or 'there is no other'}). Name some with "
+            "--features."
+        )
     if kind == "text" and "vector" in found:
         texts, numbers = (",".join(column.name for column in found[kind]) for kind in ("text", "vector"))
         raise UserError(
@@ -393,18 +321,11 @@ def _by_default(table: UserTable, others: list[Column], task: str | None) -> tup
         )
     if kind == "text" and task is None:
         for column in found["text"]:
-            if column.example.lower().endswith(SUFFIXES):
+            if (path := str(column.values[column.there][0]).strip()).lower().endswith(SUFFIXES):
                 raise UserError(
-                    f"{table.raw}: column {column.name!r} names images ({column.example!r}). Add --task image to read "
-                    "them, or --task text."
+                    f"{table.raw}: column {column.name!r} names images ({path!r}). Add --task image to read them, or "
+                    "--task text."
                 )
-    if kind is None:
-        why = "; ".join(f"{name}: {reason}" for name, reason in list(reasons.items())[:LISTED] if reason)
-        with_task = f" with --task {task}" if task else ""
-        raise UserError(
-            f"{table.raw} has no column to learn from{with_task} ({why or 'there is no other'}). Name some with "
-            "--features."
-        )
     used = [column.name for column in found[kind]]
     reason = f"the samples are made of {', '.join(used[:LISTED])}"
     return found[kind], [(name, why or reason) for name, why in reasons.items() if name not in used]
