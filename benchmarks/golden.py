@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmpi import presets
-from fedmpi.config.presets import Preset
+from fedmpi.config import Preset
 
 ROUNDS = 4
 RANKS = (1, 3)

@@ -1,8 +1,7 @@
 """The configuration: tables, presets, files, --set; validated before anything runs."""
 
 from fedmpi.config.keys import key_descriptions
-from fedmpi.config.loading import Config, build_config, load_config
-from fedmpi.config.presets import Preset, presets
+from fedmpi.config.loading import Config, Preset, build_config, load_config, presets
 from fedmpi.config.writing import config_table, config_toml
 
 __all__ = [

@@ -10,20 +10,22 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
+from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError, model_validator
 
-from fedmpi.common.errors import UserError, shown
+from fedmpi.common.errors import UserError, shown, suggestion
 from fedmpi.common.files import read_plain
 from fedmpi.common.options import location, reason_of
 from fedmpi.common.registry import Chosen, is_digits
 from fedmpi.config.base import ALTERNATIVES, Table, Values
 from fedmpi.config.checks import contradiction
 from fedmpi.config.keys import all_keys, owners_of, unknown_key, without_effect
-from fedmpi.config.presets import preset_named
 from fedmpi.config.tables import ConfigTables
 
 Layer = tuple[str, Mapping[str, Any]]
@@ -298,6 +300,51 @@ def nested(flat: Mapping[str, Any]) -> Values:
 
 
 # --- presets ---
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A published method.
+
+    Attributes
+    ----------
+    name, title, paper, example : str
+        One line on it, where it was published, a command that runs it.
+    table : dict
+        Its components, with the paper's numbers.
+    digits : dict
+        Their replacements on the embedded digits, whose 20 clients have 72 samples each; empty where they suit.
+    """
+
+    name: str
+    title: str
+    paper: str
+    example: str
+    table: dict[str, Any]
+    digits: dict[str, Any]
+
+
+def presets() -> list[Preset]:
+    """Return every published method, in order of name."""
+    return [preset_named(name) for name in sorted(_preset_files())]
+
+
+def preset_named(name: str) -> Preset:
+    """Return the preset of a name; an unknown one raises UserError with the nearest."""
+    known = _preset_files()
+    if name not in known:
+        listed = f"there are {', '.join(sorted(known))}"
+        raise UserError(f"unknown preset {name!r}; {suggestion(name, known, listed)}")
+    table = tomllib.loads(known[name].read_text(encoding="utf-8"))
+    about, digits = table.pop("about"), table.pop("digits", {})
+    return Preset(name, about["title"], about["paper"], about["example"], table, digits)
+
+
+@cache
+def _preset_files() -> dict[str, Traversable]:
+    """Return the files in fedmpi/presets, each of which describes one published method, by name."""
+    entries = (files("fedmpi") / "presets").iterdir()
+    return {entry.name.removesuffix(".toml"): entry for entry in entries if entry.name.endswith(".toml")}
 
 
 def preset_values(name: str, user: Mapping[str, Any]) -> Values:

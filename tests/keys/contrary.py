@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedmpi import client_sampler, data_sampler, server_optimizer
+from fedmpi import client_sampler, data_sampler
 
 
 @client_sampler(needs=("seconds",))
@@ -64,14 +64,6 @@ class WholeBatches(SecondsOnTrial):
     def refuses(self, config):
         size = config.local.batch_size
         return f"batches of {size} rows are too small for it" if size != "all" and size < self.least else None
-
-
-@server_optimizer
-class AsksNothing(WholeBatches):
-    """Component whose `refuses` is written in another way than it is called."""
-
-    def refuses(self):
-        return None
 
 
 @data_sampler

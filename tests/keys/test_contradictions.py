@@ -26,7 +26,6 @@ MEDIAN = "server.aggregator=median"
 LEARNS = "server.weights=q-ffl"
 ATTACK = "clients.attack_fraction=0.2 attack"
 RESIDUALS = "compression=int8 compression.error_feedback=true"
-FALLING = "local.schedule=step local.lr=0.1 local.schedule.every=1 local.schedule.factor"
 PARTLY = "samples.budget=50 samples.sampler"
 RATIO = "samples.sampler=ratio samples.sampler.ratio=0.5"
 PRIVATE = "samples.size.estimate=randomized-response"
@@ -56,15 +55,6 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
             f"samples.sampler={OWN}:WholeBatches samples.sampler.least=9 local.batch_size=8",
         ],
         [f"{PARTLY}=exact", f"samples.sampler={OWN}:WholeBatches local.batch_size=all", "local.batch_size=1"],
-    ),
-    "local.lr, local.schedule": (
-        [
-            f"{FALLING}=0.1 rounds=31",
-            f"{FALLING}=1e-16 local.schedule.every=5 rounds=11",
-            f"{FALLING}=10 rounds=33",
-            f"{FALLING}=1e30 rounds=99999999",
-        ],
-        [f"{FALLING}=0.1 rounds=29", f"{FALLING}=10 rounds=31", "local.lr=1e-30", "local.lr=1e30"],
     ),
     "server.weights, clients.sampler": (["server.weights=stratified"], [f"{STRATA} server.weights=stratified"]),
     "server.weights, clients.availability": (
@@ -223,8 +213,6 @@ def test_a_component_says_itself_what_it_rejects():
         Config(samples={"sampler": WholeBatches(least=5)}, local={"batch_size": 4}, clients={"count": 4})
     with pytest.raises(ComponentFailure, match=f"the data sampler {OWN}:Fails .*contrary.py.*AttributeError"):
         configured(f"samples.sampler={OWN}:Fails")
-    with pytest.raises(UserError, match="is called with config, which"):
-        configured(f"server.optimizer={OWN}:AsksNothing")
     assert configured(f"local.optimizer={OWN}:Refusing"), "a class that is called itself"
 
 
