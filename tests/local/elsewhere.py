@@ -19,6 +19,14 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 ELSEWHERE = torch.device("lazy", 0)
 """A kind of device that every build of torch knows and none computes on."""
 COPIES = {torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default}
+READ = {"_local_scalar_dense", "nonzero", "_unique2", "unique_dim", "bincount", "masked_select", "equal", "is_nonzero"}
+"""Operations whose result the host must know before it can go on."""
+VIEWS = {
+    *("view", "as_strided", "select", "slice", "transpose", "permute", "expand", "unsqueeze", "squeeze", "unbind", "t"),
+    *("split", "split_with_sizes", "detach", "alias", "_unsafe_view", "_reshape_alias", "narrow", "unfold", "diagonal"),
+    *("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "set_", "lift_fresh", "resize_"),
+}
+"""Operations that start nothing on a device."""
 _watched: list[list[str]] = []
 
 
@@ -95,7 +103,8 @@ def elsewhere() -> Iterator[torch.device]:
 
 @contextmanager
 def transfers() -> Iterator[list[str]]:
-    """Context that records every copy, and every value that is read, as "to the device" or "to the host"."""
+    """Context that records every operation on the device as "kernel", and every copy and value that the host must know
+    as "to the device" or "to the host"."""
     found: list[str] = []
     _watched.append(found)
     try:
@@ -104,18 +113,20 @@ def transfers() -> Iterator[list[str]]:
         _watched.remove(found)
 
 
-def _note_transfer(func: Any, args: Any, away: list[Away], device: torch.device | None) -> None:
+def _note(func: Any, args: Any, away: list[Away], device: torch.device | None) -> None:
+    name = func._schema.name.removeprefix("aten::")
+    masked = name == "index" and any(one is not None and one.dtype == torch.bool for one in args[1])
     if func is torch.ops.aten.copy_.default:
         into, source = (isinstance(one, Away) for one in args[:2])
     elif func is torch.ops.aten._to_copy.default and device is not None:
         into, source = device.type != "cpu", bool(away)
-    elif func is torch.ops.aten._local_scalar_dense.default:
-        into, source = False, bool(away)
     else:
-        return
-    if into != source:
-        for found in _watched:
-            found.append("to the device" if into else "to the host")
+        into, source = bool(away) and not masked and name not in READ, bool(away)
+    kinds = ["to the device" if into else "to the host"] if into != source else []
+    if name not in VIEWS and name != "_local_scalar_dense" and (away or (device is not None and device.type != "cpu")):
+        kinds.append("kernel")
+    for found in _watched:
+        found.extend(kinds)
 
 
 def _computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -127,7 +138,7 @@ def _computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         for tensor in tensors:
             if not isinstance(tensor, Away) and (tensor.dim() or any(tensor is one for one in changed)):
                 raise Mixed(f"{func}: {[(type(one).__name__, tuple(one.shape)) for one in tensors]}")
-    _note_transfer(func, args, away, device)
+    _note(func, args, away, device)
     inner_args, inner = tree_map_only(Away, lambda tensor: tensor.held, (args, kwargs))
     if device is not None:
         inner = inner | {"device": torch.device("cpu")}

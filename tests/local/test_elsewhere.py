@@ -141,7 +141,7 @@ def test_what_travels_is_noticed():
         there.copy_(torch.zeros(2))
         assert there.mul_(2).sum().item() == 0
         there.cpu()
-    assert found == ["to the device", "to the host", "to the host"]
+    assert [one for one in found if one != "kernel"] == ["to the device", "to the host", "to the host"]
 
 
 @pytest.mark.parametrize("engine", RULES)

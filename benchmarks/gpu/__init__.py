@@ -1,0 +1,1 @@
+"""Measurements on a GPU: `run.sh` runs them all within a time limit."""
