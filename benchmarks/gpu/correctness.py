@@ -32,7 +32,7 @@ from benchmarks.gpu.rounds import ENGINES, quick
 from benchmarks.measure import CPU
 from benchmarks.workloads import MODELS, Workload
 from fedmpi.aggregation.exact import FixedPointSum, FloatSum
-from fedmpi.common.arithmetic import process_as_before, repeat_results
+from fedmpi.common.arithmetic import process_as_before, set_arithmetic
 from fedmpi.common.streams import Streams
 from fedmpi.local.batched.layers import NotStackable
 from fedmpi.local.sequential import SequentialEngine
@@ -99,7 +99,7 @@ def exact(device: torch.device, models: dict[str, Workload]) -> list[Check]:
     def summed(workload: Workload, engine: str) -> tuple[bool, str]:
         rule = LocalRule(lr=0.05, epochs=1, batch_size=4)
         with process_as_before():
-            repeat_results()
+            set_arithmetic(exact=True)
             first, second = (update(engine, workload, device, rule, exact=True) for _ in range(2))
         return torch.equal(first, second) and bool(first.any()), "compared bit for bit"
 

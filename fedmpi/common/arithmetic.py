@@ -1,4 +1,4 @@
-"""Modes of torch's arithmetic: repeatable for exact sums, full float32 for checks, restored after a run."""
+"""Modes of torch's arithmetic: float32 or TensorFloat-32, repeatable for exact sums, restored after a run."""
 
 from __future__ import annotations
 
@@ -13,28 +13,29 @@ from fedmpi.common.calling import kept_generators
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 FIXED_WORKSPACE = ":4096:8"
-"""One of the two settings with which cuBLAS repeats its results; read when a process first uses cuBLAS."""
+"""One of the two settings with which cuBLAS repeats its results; torch reads it at a process's first product."""
 
 
-def repeat_results() -> None:
-    """Make GPUs compute bit-identical results from the same numbers, in float32 without TensorFloat-32.
+def set_arithmetic(exact: bool = False, tf32: bool = False) -> None:
+    """Set the arithmetic of a run, before its first product.
 
-    Operations without such a form raise an error that names them. Call this before a GPU is first used. On CPUs it only
-    sets the mode; their operations repeat their results anyway.
+    On GPUs float32 products are computed in float32, or with `tf32` in TensorFloat-32. With `exact`, GPUs compute
+    bit-identical results from the same numbers; operations without such a form raise an error that names them.
     """
-    os.environ.setdefault(WORKSPACE, FIXED_WORKSPACE)
-    torch.set_deterministic_debug_mode("error")  # use_deterministic_algorithms, but without loading torch's compiler
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    torch.backends.cudnn.deterministic = True
-    torch.backends.cudnn.benchmark = False
-    _without_tf32()
+    os.environ.setdefault(WORKSPACE, FIXED_WORKSPACE)  # a later exact run of the process needs it, too
+    _allow_tf32(tf32)
+    if exact:
+        torch.set_deterministic_debug_mode("error")  # use_deterministic_algorithms, but without torch's compiler
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+        torch.backends.cudnn.deterministic = True
+        torch.backends.cudnn.benchmark = False
 
 
 @contextmanager
 def full_precision() -> Iterator[None]:
     """Compute float32 products as such within the context, without TensorFloat-32 (relative errors around 1e-3)."""
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    _without_tf32()
+    _allow_tf32(False)
     try:
         yield
     finally:
@@ -42,9 +43,9 @@ def full_precision() -> Iterator[None]:
         torch.backends.cudnn.allow_tf32 = before[1]
 
 
-def _without_tf32() -> None:
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
+def _allow_tf32(allowed: bool) -> None:
+    torch.set_float32_matmul_precision("high" if allowed else "highest")
+    torch.backends.cudnn.allow_tf32 = allowed
 
 
 @contextmanager

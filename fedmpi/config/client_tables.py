@@ -185,6 +185,9 @@ class LocalTable(Table):
     """μ of FedProx (Li et al. 2020, Eq 2)."""
     engine: Literal["auto", "sequential", "batched"] = "auto"
     """Training engine. auto: chosen for the model; the run log gives the engine and the reason."""
+    precision: Annotated[Literal["float32", "tf32"], not_with("server.exact", True)] = "float32"
+    """Arithmetic of float32 products on a GPU: float32, or the faster TensorFloat-32 with relative errors around 1e-3.
+    Without effect on a CPU."""
 
 
 class LabelHistogram(Table):

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmpi.common.arithmetic import repeat_results
+from fedmpi.common.arithmetic import set_arithmetic
 from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
 from fedmpi.data.assignment import ownership
@@ -127,12 +127,10 @@ def lay_out(
 
 def prepare_device(config: Config, cluster: Cluster) -> torch.device:
     """Choose this rank's device, its thread limit (one with exact sums, for equal arithmetic) and its memory."""
-    if config.server.exact:
-        torch.set_num_threads(1)
-        repeat_results()
-    else:
-        torch.set_num_threads(config.cluster.threads or cluster.threads_for_rank())
+    exact = config.server.exact
+    torch.set_num_threads(1 if exact else config.cluster.threads or cluster.threads_for_rank())
     device = cluster.device(config.cluster.device)
+    set_arithmetic(exact, device.type == "cuda" and config.local.precision == "tf32")
     return device
 
 

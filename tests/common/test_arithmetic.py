@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from fedmpi import UserError
 from fedmpi.common.arithmetic import FIXED_WORKSPACE, WORKSPACE, full_precision
 from fedmpi.config import load_config
 from fedmpi.core.placement import prepare_device
@@ -55,19 +56,27 @@ def test_exact_runs_are_bit_identical_every_time():
 
 
 def test_exact_runs_do_not_load_torchs_compiler_which_takes_seconds():
-    program = (
-        "import sys; from fedmpi.common.arithmetic import repeat_results; before = set(sys.modules); repeat_results(); "
-    )
+    program = "import sys; from fedmpi.common.arithmetic import set_arithmetic; before = set(sys.modules); set_arithmetic(exact=True); "
     program += "print(sorted(name for name in set(sys.modules) - before if name.startswith('torch._')))"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
 
 
-def test_other_runs_leave_torch_as_it_is():
+def test_every_run_computes_float32_products_in_float32_and_leaves_room_for_a_later_exact_run():
     prepare(exact=False)
     assert not torch.are_deterministic_algorithms_enabled() and not torch.backends.cudnn.deterministic
+    assert not torch.backends.cudnn.allow_tf32 and torch.get_float32_matmul_precision() == "highest"
+    assert os.environ[WORKSPACE] == FIXED_WORKSPACE
+
+
+def test_tensor_float_32_is_for_gpus_alone_and_not_for_exact_runs(monkeypatch: pytest.MonkeyPatch):
+    prepare(False, "local.precision=tf32")
+    assert not torch.backends.cudnn.allow_tf32 and torch.get_float32_matmul_precision() == "highest"
+    monkeypatch.setattr(Cluster, "device", lambda *_: torch.device("cuda", 0))
+    prepare(False, "local.precision=tf32")
     assert torch.backends.cudnn.allow_tf32 and torch.get_float32_matmul_precision() == "high"
-    assert WORKSPACE not in os.environ
+    with pytest.raises(UserError, match="server.exact"):
+        prepare(True, "local.precision=tf32")
 
 
 def test_full_precision_ends_with_its_block_even_by_an_error():

@@ -247,6 +247,7 @@ ELSEWHERE = {
     *("cluster.placement", "cluster.balance", "cluster.server_trains", "cluster.reduction"),  # tests/mpi, tests/core
     "clients.sampler.spread",  # tests/reference
     "cluster.threads",  # tests/common/test_arithmetic.py
+    "local.precision",  # tests/common/test_arithmetic.py
     "cluster.stall_timeout",  # tests/faults
     "cluster.state_memory",  # tests/local/test_client_state.py
     "evaluation.batch_size",  # tests/test_training_own_models.py
