@@ -95,6 +95,21 @@ def test_one_command_prints_the_table(words: list[str], code: int, shown: tuple[
     assert all(text in (done.stderr if code else done.stdout) for text in shown) and "failed" not in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("program", "words", "shown"),
+    [
+        ("rounds", ["W1", "--device", "cpu", "--quick", "--passes", "1"], "| vmap(grad), one graph per round |"),
+        ("correctness", ["order", "--device", "cpu"], "ok   order: server.exact = True."),
+        ("counts", ["W1"], "| W1 | fedmpi, batched |"),
+    ],
+)
+def test_programs_for_a_gpu_can_be_tried_without_one(program: str, words: list[str], shown: str):
+    command = [sys.executable, "-m", f"benchmarks.gpu.{program}", *words]
+    done = subprocess.run(command, cwd=FOLDER.parent, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert shown in done.stdout and "failed" not in done.stdout
+
+
 def test_a_contestant_that_fails_is_shown_as_failed_and_the_others_run_on(tmp_path: Path):
     seconds = iter([0.5, 0.25])
 
