@@ -56,8 +56,11 @@ def test_exact_runs_are_bit_identical_every_time():
 
 
 def test_exact_runs_do_not_load_torchs_compiler_which_takes_seconds():
-    program = "import sys; from fedmpi.common.arithmetic import set_arithmetic; before = set(sys.modules); set_arithmetic(exact=True); "
-    program += "print(sorted(name for name in set(sys.modules) - before if name.startswith('torch._')))"
+    program = (
+        "import sys; from fedmpi.common.arithmetic import set_arithmetic; before = set(sys.modules); "
+        "set_arithmetic(exact=True); "
+        "print(sorted(name for name in set(sys.modules) - before if name.startswith('torch._')))"
+    )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
 
