@@ -5,8 +5,8 @@
 
 engines   both engines in float32 on the GPU against the sequential one in float64 on the CPU
 presets   two rounds of every preset on the GPU against the CPU
-repeats   the same run twice, and a run that was stopped and resumed: the same bits
-exact     every built-in model with torch's deterministic algorithms: the same bits twice
+repeats   the same run twice, and a stopped and resumed one, compared bit for bit
+exact     every built-in model twice with deterministic algorithms, compared bit for bit
 order     an exact run after another run in the same process
 """
 
@@ -94,7 +94,7 @@ def engines(device: torch.device, models: dict[str, Workload]) -> list[Check]:
 
 
 def exact(device: torch.device, models: dict[str, Workload]) -> list[Check]:
-    """Check that two sums of the same updates have the same bits under torch's deterministic algorithms."""
+    """Compare two sums of the same updates bit for bit, computed by deterministic algorithms."""
 
     def summed(workload: Workload, engine: str) -> tuple[bool, str]:
         rule = LocalRule(lr=0.05, epochs=1, batch_size=4)
@@ -130,7 +130,7 @@ def presets(device: torch.device, models: dict[str, Workload]) -> list[Check]:
 
 
 def repeats(device: torch.device, models: dict[str, Workload]) -> list[Check]:
-    """Check that a second run and a resumed one have the same bits."""
+    """Compare a second run and a resumed one bit for bit."""
 
     def compared(keys: dict[str, Any]) -> tuple[bool, str]:
         keys, rounds = {**keys, "rounds": 4, "checkpoint.every": 1}, count(1)

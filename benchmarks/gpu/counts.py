@@ -43,7 +43,7 @@ HEADS = (
 
 
 def counts(workload: Workload, engine: str, epochs: int, device: torch.device) -> tuple[Counter[str], int]:
-    """Return the counts of a round by kind, and its steps one after another."""
+    """Return the counts of a round by kind, and the number of consecutive steps."""
     flat = FlatModel(build(workload.model, {}, workload.description, 1), device)
     made = ENGINES[engine](SequentialEngine(flat, Synthetic(workload, device), Streams(1)))
     tasks = [ClientTask(client, None, 1 / workload.clients) for client in range(workload.clients)]

@@ -36,7 +36,7 @@ ranks() { # exact runs on 1 and 2 ranks: the same bits
     for n in 1 2; do
         "${MPIEXEC:-mpiexec}" -n $n "$python" -m fedmpi train $keys --out "$work/exact-$n" >"$work/$n.log" 2>&1 || tail -3 "$work/$n.log"
     done
-    cmp "$work"/exact-{1,2}/model.safetensors && echo "ok   ranks: 1 and 2 ranks have the same bits"
+    cmp "$work"/exact-{1,2}/model.safetensors && echo "ok   ranks: 1 and 2 ranks are bit-identical"
 }
 export -f ranks
 export work python device

@@ -1,4 +1,4 @@
-"""Where a round's time goes on a GPU: kernels, launches, copies, waits of the host, and the lines of fedmpi that wait.
+"""Costs of a round on a GPU: kernels, launches, copies, waits of the host, and the lines of fedmpi that wait.
 
 python -m benchmarks.gpu.waits                  every case of `benchmarks.gpu.rounds`, then whole runs
 python -m benchmarks.gpu.waits W1 --device cpu --quick

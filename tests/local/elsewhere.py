@@ -20,7 +20,7 @@ ELSEWHERE = torch.device("lazy", 0)
 """A kind of device that every build of torch knows and none computes on."""
 COPIES = {torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default}
 READ = {"_local_scalar_dense", "nonzero", "_unique2", "unique_dim", "bincount", "masked_select", "equal", "is_nonzero"}
-"""Operations whose result the host must know before it can go on."""
+"""Operations that make the host wait for their result."""
 VIEWS = {
     *("view", "as_strided", "select", "slice", "transpose", "permute", "expand", "unsqueeze", "squeeze", "unbind", "t"),
     *("split", "split_with_sizes", "detach", "alias", "_unsafe_view", "_reshape_alias", "narrow", "unfold", "diagonal"),
