@@ -10,54 +10,23 @@ from torch.nn import functional
 from fedmpi import LocalAlgorithm, weights
 
 
-class Scaffold(LocalAlgorithm):
-    client_state = ("c",)
-    server_state = ("c",)
-    sums = ("dc",)
-
-    def correction(self, client, server, generator):
-        return server.c - client.c
-
-    def finish(self, client, server, work, generator):
-        new = client.c - server.c - work.delta / (work.steps * work.lr)
-        change = new - client.c
-        client.c = new
-        return {"dc": change}
-
-    def server_step(self, server, update, sums, totals, generator):
-        server.c = server.c + sums["dc"] / totals.population
-        return update
-
-
-class FedDyn(LocalAlgorithm):
-    """Algorithm equal to `local.proximal_mu` = alpha."""
+class DynamicLoss(LocalAlgorithm):
+    """FedDyn with the whole objective written out."""
 
     client_state = ("h",)
     server_state = ("h",)
 
-    def __init__(self, *, alpha: float = 0.1):
-        self.alpha = alpha
-
-    def correction(self, client, server, generator):
-        return -client.h
-
-    def finish(self, client, server, work, generator):
-        client.h -= self.alpha * work.delta
-
-    def server_step(self, server, update, sums, totals, generator):
-        server.h -= self.alpha * totals.participants / totals.population * update
-        return update - server.h / self.alpha
-
-
-class DynamicLoss(FedDyn):
-    """The same with the whole objective written out."""
-
-    correction = LocalAlgorithm.correction
-
     def objective(self, module: nn.Module, x: Tensor, y: Tensor, client, server, generator) -> Tensor:
         w = torch.nn.utils.parameters_to_vector(module.parameters())
         loss = functional.cross_entropy(module(x), y)
-        return loss - client.h @ w + self.alpha / 2 * (w - server.model).square().sum()
+        return loss - client.h @ w + 0.05 * (w - server.model).square().sum()
+
+    def finish(self, client, server, work, generator):
+        client.h -= 0.1 * work.delta
+
+    def server_step(self, server, update, sums, totals, generator):
+        server.h -= 0.1 * totals.participants / totals.population * update
+        return update - server.h / 0.1
 
 
 class Summing(LocalAlgorithm):

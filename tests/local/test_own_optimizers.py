@@ -78,7 +78,7 @@ def own(name: str, **options: object) -> OwnOptimizer:
 
 
 @pytest.mark.parametrize("kind", ["mlp", "text-cnn"])
-@pytest.mark.parametrize(("algorithm", "mu"), [("plain", 0.0), ("tests.local.own_algorithms:Scaffold", 0.4)])
+@pytest.mark.parametrize(("algorithm", "mu"), [("plain", 0.0), ("docs.examples.algorithm:Scaffold", 0.4)])
 def test_an_own_optimizer_steps_on_corrected_gradients(algorithm: str, mu: float, kind: str) -> None:
     common = {"lr": 0.02, "epochs": 2, "batch_size": 4, "proximal_mu": mu, "epsilon": 1e-8}
     plain = ends(LocalRule(optimizer="sgd", **common), algorithm, kind)

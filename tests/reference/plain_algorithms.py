@@ -16,7 +16,7 @@ class PlainAlgorithm:
 
     def __init__(self, config: Config, clients: int, values: int):
         name = config.local.algorithm.name
-        self.kind = name.removeprefix("tests.local.own_algorithms:").lower()
+        self.kind = name.rpartition(":")[2].lower()
         self.alpha = float(config.local.algorithm.options.get("alpha", 0.1))
         self.mu = config.local.proximal_mu
         self.clients, self.server = clients, np.zeros(values)

@@ -88,7 +88,7 @@ COMPOSITIONS: dict[str, str] = {
     "the median of the opening step": f"{STRATA_OF_6} server.aggregator=median {OPENING}",
     "vectors go to those who drop out, and do not come back": f"{SMALL} {SOME} local.algorithm=scaffold "
     "clients.failure_rate=0.4",
-    "SCAFFOLD from a file": f"{SMALL} {SOME} local.algorithm=tests.local.own_algorithms:Scaffold",
+    "SCAFFOLD from a file": f"{SMALL} {SOME} local.algorithm=docs.examples.algorithm:Scaffold",
     "FedNova's second vector takes its time on the way up": f"{SMALL} {CLOCK} local.algorithm=fednova "
     "devices.upload.median=5e3",
     "FedDyn": f"{SMALL} {SOME} local.algorithm=feddyn server.weights=uniform",
