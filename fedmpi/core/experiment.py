@@ -141,7 +141,7 @@ class Experiment:
         with_server = server_trains(config, cluster, shared, places_on_node(cluster, device))
         cluster.server_trains = with_server
         layout = lay_out(cluster, data.sizes, store.shard_starts, with_server, shared)
-        losses = partial(ClientMeasures, config, data.trained_on, streams, device, cluster.rank, model.loss)
+        losses = partial(ClientMeasures, model, data.trained_on, streams, cluster.rank)
         others = AttackedUpdates(config.attack, data.attackers, streams) if attacks_updates(config) else None
         observer = UpdateObserver.wanted_by(config, streams, others)
         if observer is not None and config.logging.diagnostics:
@@ -199,8 +199,7 @@ def _decisions(
     cohorts = CohortDraw(config, data.sizes, cache(samples.class_counts), streams, model.size)
     sampler = cohorts.sampler
     wanted = Inquiry.measures(sampler)
-    device = model.initial.device
-    measure = ClientMeasures(config, trained_on, streams, device, cluster.rank, model.loss) if wanted else None
+    measure = ClientMeasures(model, trained_on, streams, cluster.rank) if wanted else None
     probe = make_probe(config, model, trained_on, streams, cluster.rank)
     groups = mediator_groups(config, cluster, data.store, samples.rebalancing, streams)
     learning = layout.shared and config.cluster.balance == "measured"

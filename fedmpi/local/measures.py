@@ -29,7 +29,6 @@ from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import rows_of_a_pass
 from fedmpi.local.work import named_client
 from fedmpi.models.flat import FlatModel, add_gradients
-from fedmpi.tasks.losses import CROSS_ENTROPY, Loss
 from fedmpi.tasks.metrics import Metric, MetricTally
 
 if TYPE_CHECKING:
@@ -157,26 +156,16 @@ def _mean_gradient(model: FlatModel, x: Tensor, y: Tensor, out: Tensor, rows: in
 class ClientMeasures:
     """Metrics of single clients: loss, accuracy, norms of gradient and update.
 
-    The module is a separate copy, so measuring never changes anything that an engine has bound. A client's numbers
-    depend only on the model and its own samples, not on the rank or the clients measured with it.
+    They measure between the clients of an engine, each of which binds the module anew. A client's numbers depend only
+    on the model and its own samples, not on the rank or the clients measured with it.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        data: DataSource,
-        streams: Streams,
-        device: torch.device,
-        rank: int,
-        loss: Loss = CROSS_ENTROPY,
-    ):
-        self.data, self.streams, self.rank = data, streams, rank
-        name, options = config.model.choice, config.model.options
-        self.model = FlatModel.built(name, options, data.description, config.seed, device, loss)
-        measured = ("accuracy",) if "accuracy" in loss.kind.metrics else ()
+    def __init__(self, model: FlatModel, data: DataSource, streams: Streams, rank: int):
+        self.model, self.data, self.streams, self.rank = model, data, streams, rank
+        measured = ("accuracy",) if "accuracy" in model.loss.kind.metrics else ()
         self._metrics = [Metric(resolve("metric", name)) for name in measured]
-        self._rows = rows_of_a_pass(self.model, data.description, PASS_ROWS)
-        self.start = self.model.initial  # the model of the round, set by its owner
+        self._rows = rows_of_a_pass(model, data.description, PASS_ROWS)
+        self.start = model.initial  # the model of the round, set by its owner
         self._own = torch.empty_like(self.start)
 
     def __call__(self, round: int, w: Tensor, clients: Ints, names: Sequence[str]) -> Floats:

@@ -15,6 +15,7 @@ from fedmpi.core.loop import Simulation
 from fedmpi.data.opening import open_store
 from fedmpi.data.source import ClientData
 from fedmpi.local.measures import ClientMeasures
+from fedmpi.models.flat import FlatModel
 
 
 def test_measures_are_those_of_plain_loops_in_float64() -> None:
@@ -22,7 +23,8 @@ def test_measures_are_those_of_plain_loops_in_float64() -> None:
     data = ClientData(
         open_store(config.data.source.choice, config.data.source.options), torch.device("cpu"), standardize=True
     )
-    measures = ClientMeasures(config, data, Streams(0), torch.device("cpu"), 0)
+    model = FlatModel.built(config.model.choice, config.model.options, data.description, config.seed)
+    measures = ClientMeasures(model, data, Streams(0), 0)
     w = measures.model.initial + 0.01
     clients = np.array([1, 4], np.int64)
     found = measures(3, w, clients, ("gradient_norm", "loss", "accuracy"))

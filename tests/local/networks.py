@@ -155,6 +155,11 @@ def in_time(s: Any, h: Tensor, x: Tensor) -> Tensor:
     return h.transpose(0, 1).flatten(1)
 
 
+def half_frozen(layer: nn.Linear) -> nn.Linear:
+    layer.bias.requires_grad_(False)
+    return layer
+
+
 REFUSED: dict[str, Callable[[], nn.Module]] = {
     "a first state": lambda: Network(
         lambda s, h, x: s.gru(h.view(-1, 3, 4), h.view(-1, 1, 12).transpose(0, 1))[0][:, -1],
@@ -163,6 +168,7 @@ REFUSED: dict[str, Callable[[], nn.Module]] = {
     ),
     "batch norm": lambda: nn.Sequential(nn.Flatten(), nn.Linear(312, 8), nn.BatchNorm1d(8), nn.Linear(8, 5)),
     "layers without a form": lambda: Network(lambda s, h, x: s.norm(h), False, norm=nn.LayerNorm(12)),
+    "a frozen bias": lambda: nn.Sequential(nn.Flatten(), nn.Linear(312, 8), half_frozen(nn.Linear(8, 5))),
     "a parameter by itself": lambda: Network(lambda s, h, x: h * s.gain, False, gain=nn.Parameter(torch.ones(12))),
     "a weight read again": lambda: Network(lambda s, h, x: h @ s.fc.weight.T @ s.fc.weight, False),
     "values decide": lambda: Network(lambda s, h, x: h if h.sum() > 0 else -h, False),

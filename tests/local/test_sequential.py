@@ -13,8 +13,6 @@ from torch import Tensor, nn
 
 from fedmpi import ClientFailure
 from fedmpi.common.streams import Purpose
-from fedmpi.config import load_config
-from fedmpi.data.schema import DataDescription
 from fedmpi.local import measures
 from fedmpi.local.measures import ClientMeasures, Gradients, Probe
 from fedmpi.local.sequential import SequentialEngine, update_norms
@@ -131,13 +129,8 @@ class Noisy(nn.Sequential):
         return logits + torch.randn(logits.shape)
 
 
-def noisy(description: DataDescription) -> nn.Module:
-    return Noisy(nn.Flatten(), nn.Linear(36, description.classes))
-
-
-def measured(model: str = "mlp") -> ClientMeasures:
-    config = load_config(None, ["clients.sampler=all", f"model.name={model}"])
-    return ClientMeasures(config, SOURCE, STREAMS, torch.device("cpu"), rank=4)
+def measured(model: FlatModel | None = None) -> ClientMeasures:
+    return ClientMeasures(model or small(), SOURCE, STREAMS, rank=4)
 
 
 def test_clients_with_samples_are_measured_and_tried() -> None:
@@ -166,7 +159,7 @@ def test_a_client_whose_numbers_are_not_finite_is_named(factor: float | None) ->
 
 
 def test_a_model_that_draws_in_evaluation_mode_is_seeded_by_round_and_client() -> None:
-    measure = measured("tests.local.test_sequential:noisy")
+    measure = measured(FlatModel(Noisy(nn.Flatten(), nn.Linear(36, 5))))
 
     def losses(round: int, clients: Sequence[int] = (0, 1, 4)) -> list[float]:
         return measure(round, measure.model.initial, np.array(clients), ("loss",))[:, 0].tolist()

@@ -37,11 +37,6 @@ class Weight:
         self.done = False
         self.owner = self
 
-    @classmethod
-    def constant(cls, value: Tensor, clients: int) -> Weight:
-        """Return a parameter that is not trained, the same for all clients."""
-        return cls(value.detach().expand(clients, *value.shape), value, Step(1, 0), False)
-
     def seen_as(self, see: Callable[[Tensor], Tensor]) -> Weight:
         """Return the same parameter with reordered or joined axes; `see` makes such a view of a tensor."""
         seen = Weight(see(self.value), see(self.target), self.step, self.alone)
@@ -50,8 +45,6 @@ class Weight:
 
     def product(self, left: Tensor, right: Tensor) -> Tensor | None:
         """Apply a gradient left @ right, (k, m, n): return it for autograd, or None after updating the target."""
-        if not self.value.requires_grad:
-            return None
         if not self.alone:
             return torch.bmm(left, right)
         self.step.product(self.target, left, right)
@@ -60,8 +53,6 @@ class Weight:
 
     def plain(self, gradient: Tensor) -> Tensor | None:
         """Apply a given gradient: return it for autograd, or None after updating the target."""
-        if not self.value.requires_grad:
-            return None
         gradient = gradient.view(self.value.shape)
         if not self.alone:
             return gradient

@@ -25,6 +25,7 @@ from fedmpi.local.batched.chain import DROPOUTS, ROWS, StackedNet, Traced
 from fedmpi.local.batched.forms import ARRANGED, LAYERS, Form, Weight, finish
 from fedmpi.local.batched.layers import Layer, NotStackable, Place, Slot, StackedDropout
 from fedmpi.local.batched.text import Embedding
+from fedmpi.models.lora import LoraLinear
 
 
 class GraphLayer(Layer):
@@ -96,17 +97,14 @@ class _Batched(nn.Module):
     def __init__(self, layer: nn.Module, form: Form):
         super().__init__()
         self.form, self.__dict__["layer"] = form, layer  # no submodule: its parameters are not the bound clients'
-        named = dict(layer.named_parameters())
-        self.keys = {name: id(one) for name, one in named.items() if one.requires_grad}
-        self.frozen = {name: one for name, one in named.items() if not one.requires_grad}
+        self.keys = {name: id(one) for name, one in layer.named_parameters() if one.requires_grad}
         self.axis = int(
             isinstance(layer, nn.GRU | nn.LSTM) and not layer.batch_first
         )  # the axis of samples in the inputs
 
     def forward(self, x: Tensor) -> Any:
         bound = CURRENT[-1]
-        weights = {name: Weight.constant(one, bound.clients) for name, one in self.frozen.items()}
-        weights |= {name: bound.weights[key] for name, key in self.keys.items()}
+        weights = {name: bound.weights[key] for name, key in self.keys.items()}
         x = torch.unflatten(x, self.axis, (bound.clients, -1)).movedim(self.axis, 0)
         found = self.form(self.layer, weights, x)
         if isinstance(found, tuple):  # states of all steps, and the last ones of each layer
@@ -198,6 +196,8 @@ def _exchanged(traced: Traced, layer: GraphLayer) -> fx.GraphModule:
         elif any(one.requires_grad for one in part.parameters()):
             if type(part) not in LAYERS:
                 raise NotStackable(f"{type(part).__name__} has no batched form")
+            if type(part) is not LoraLinear and not all(one.requires_grad for one in part.parameters()):
+                raise NotStackable(f"some parameters of {type(part).__name__} are frozen")
             part = _Batched(part, LAYERS[type(part)])
         elif any(True for _ in part.buffers()):
             raise NotStackable(f"{type(part).__name__} keeps values between batches")
