@@ -20,7 +20,7 @@ from rich.text import Text
 
 import fedmpi
 from fedmpi.common.errors import UserError
-from fedmpi.common.files import named_folder, names_a_file, write_whole
+from fedmpi.common.files import named_folder, write_named
 from fedmpi.common.options import one_line, type_text
 from fedmpi.common.registry import components, describe, known_kind, resolve
 from fedmpi.common.terminal import console, paragraph
@@ -245,20 +245,14 @@ def compare(
     Example: fedmpi compare runs/sweep --reference FedAvg --target 0.9
     """
     from fedmpi.results.comparison import as_csv, as_latex, compare_runs, print_comparison
-    from fedmpi.results.loading import find_runs, read_runs
+    from fedmpi.results.loading import read_runs
 
-    for path in (csv, latex):
-        if path is not None and not names_a_file(path):
-            raise UserError(f"cannot write {path}. Name a file in a folder that is there")
     keys = [key.strip() for key in by.split(",") if key.strip()] if by else []
-    comparison = compare_runs(read_runs(find_runs(runs)), keys, metric, target, reference, last)
+    comparison = compare_runs(read_runs(runs), keys, metric, target, reference, last)
     print_comparison(comparison, console())
     for path, text in ((csv, as_csv), (latex, as_latex)):
         if path is not None:
-            try:
-                write_whole(path, text(comparison).encode())
-            except OSError as error:
-                raise UserError(f"cannot write {path} ({error.strerror}). Choose another place") from error
+            write_named(path, text(comparison).encode())
             print(f"written to {path}")
 
 

@@ -25,9 +25,8 @@ from data_prep.__main__ import run as data_prep
 from fedmpi import cli
 from fedmpi.config import config_toml, load_config
 from fedmpi.config.loading import nested
-from fedmpi.config.writing import flat_table
 from fedmpi.records.provenance import digests, part_sources
-from fedmpi.results.loading import OneRun, blocks_of
+from fedmpi.results.loading import read_runs
 from fedmpi.sweeps.plan import plan_sweep
 from fedmpi.sweeps.run import other_sources
 
@@ -144,23 +143,6 @@ def test_the_sources_of_a_component_are_those_of_all_the_users_modules_that_it_i
         before = after
 
 
-def test_runs_of_an_edited_component_are_separate_groups(home: Path, command: Callable[..., Said]) -> None:
-    pytest.importorskip("vl_convert")
-    file, old, new = EDITS["a module that it imports when it is called"]
-    for seed in range(3):
-        if seed == 2:
-            edit(home / file, old, new)
-        with forgotten():
-            run = fedmpi.run("fedavg", {**OWN, "seed": seed}, out=f"runs/seed{seed}")
-    table = fedmpi.frame("runs")
-    assert run.folder is not None and sorted(table.groupby("plugins")["seed"].nunique()) == [1, 2]
-    said = command("compare", "runs", "--csv", "table.csv")
-    labels = {f"plugins = {digest}" for digest in table["plugins"]}
-    assert all(label in said.text for label in labels) and len(Path("table.csv").read_text().splitlines()) == 3
-    command("report", "runs", "--out", "report.html")
-    assert set(re.findall(r'"label":"([^"]*)"', Path("report.html").read_text())) == labels
-
-
 SWEEP = {
     "rounds": 1,
     "model": {"hidden": [4]},
@@ -171,22 +153,25 @@ SWEEP = {
 }
 
 
-def test_a_sweep_notes_that_its_runs_have_other_sources(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    common = {**{key: value for key, value in SWEEP.items() if key != "sweep"}, "clients": {"count": 3}}
-    common["clients"]["sampler"] = "own_study.sampler:first"
-    fedmpi.run(common, out="runs/study/own,seed=0")
+def test_a_sweep_notes_other_sources_and_comparisons_keep_its_runs_apart(
+    home: Path, command: Callable[..., Said]
+) -> None:
+    (home / "sweep.toml").write_text(tomli_w.dumps(SWEEP))
+    assert command("sweep", "sweep.toml", "--out", "study", "--index", "0").code == 0
     edit(home / "own_study/helper.py", "STEP = 1", "STEP = 2")
     with forgotten():
-        planned = plan_sweep(SWEEP, Path("runs/study"))
+        said = command("sweep", "sweep.toml", "--out", "study")
         note = "own_study/helper.py is not the file that own,seed=0 ran with. `fedmpi compare` keeps such runs apart"
+        assert said.code == 0 and note in said.text
+        planned = plan_sweep(SWEEP, Path("study"))
         assert other_sources(planned, planned.runs[1:]) == note
         assert other_sources(planned, []) == "", "all runs are finished"
-        assert [run.finished for run in fedmpi.sweep(SWEEP, "runs/study", progress=True)] == [True, True]
-        assert note in " ".join(capsys.readouterr().out.split())
-    kept = Path("runs/study/own,seed=1/plugins/own_study")
+    kept = Path("study/own,seed=1/plugins/own_study")
     assert all(
         (kept / name).read_text() == (home / "own_study" / name).read_text() for name in ("late.py", "helper.py")
     )
+    labels = {f"plugins = {digest}" for digest in fedmpi.frame("study")["plugins"]}
+    assert len(labels) == 2 and all(label in command("compare", "study").text for label in labels)
 
 
 def test_a_run_that_failed_before_its_first_checkpoint_begins_with_the_repaired_source(home: Path) -> None:
@@ -257,25 +242,11 @@ def test_a_study_that_was_moved_is_resumed_repeated_and_read(
         model = fedmpi.load_run(moved / "whole").model.state_dict()
         assert all(torch.equal(value, model[name]) for name, value in whole.model.state_dict().items())
     assert len(fedmpi.load_runs(moved)) == 2
+    data = {run.data for run in read_runs([moved])}
+    assert len(data) == 1 and len(data.pop()) == 64, "the checksum of the shards, whatever their folder"
     for words in (["compare", moved / "whole"], ["config", moved / "whole/config.toml"]):
         assert command(*words).code == 0, words
     assert not list(tmp_path.glob("moved/**/__pycache__"))
-
-
-def test_runs_on_copies_of_one_data_set_are_one_group_and_on_data_prepared_again_two(
-    shards: Path, home: Path, command: Callable[..., Said]
-) -> None:
-    for seed, source, place in ((0, "digits", "here"), (1, "digits", "there"), (2, "other", "here")):
-        shutil.rmtree(place, ignore_errors=True)
-        shutil.copytree(shards / source, place)
-        fedmpi.run("fedavg", {**SMALL, "data.source": place, "seed": seed}, out=f"runs/{seed}")
-    command("compare", "runs/0", "runs/1", "--csv", "same.csv")
-    titles = re.findall(
-        r"data.source = here \(sha256 (\w{8})\)", command("compare", "runs", "--csv", "unlike.csv").text
-    )
-    assert len(set(titles)) == 2, titles
-    assert len(Path("same.csv").read_text().splitlines()) == 2
-    assert len(Path("unlike.csv").read_text().splitlines()) == 3
 
 
 def test_an_edited_component_does_not_change_what_a_finished_run_is(
@@ -404,17 +375,8 @@ def halves(view):
 class Kept:
     def draw(self, view):
         return fedmpi.Cohort([4, 2], [0.5, 0.5], numbers={"threshold": np.float32(2)})
-
-
-@fedmpi.client_sampler
-def broken(view):
-    return fedmpi.Cohort(np.arange(3), numbers={"threshold": float("nan")})
 """
 NUMBERS: dict[str, tuple[dict[str, Any], dict[str, Callable[[dict[str, Any]], float]]]] = {
-    "an algorithm": (
-        {"local.algorithm": "components:Counting"},
-        {"local_samples": lambda record: record["samples"] / 3, "local_half": lambda _: 0.5},
-    ),
     "exact sums, and a sampler that is a class": (
         {"local.algorithm": "components:Counting", "server.exact": True, "clients.sampler": "components:Kept"},
         {"local_half": lambda _: 0.5, "sampler_threshold": lambda _: 2.0},
@@ -445,12 +407,6 @@ def test_numbers_of_components_reach_records_tensorboard_compare_and_tables(
         shown = [event.value for event in events.Scalars(name.replace("_", "/", 1))]
         assert shown == pytest.approx([record[name] for record in known]) == table[name].dropna().tolist()
         assert f"{known[-1][name]:.4g}" in command("compare", "runs", "--metric", name).text
-
-
-def test_numbers_of_a_sampler_are_finite(home: Path) -> None:
-    Path("components.py").write_text(COMPONENTS)
-    with pytest.raises(fedmpi.ComponentFailure, match=r"returned numbers \{'threshold': nan\} that are not all finite"):
-        fedmpi.run("fedavg", {**SMALL, "clients.sampler": "components:broken"})
 
 
 # Keys
@@ -484,33 +440,6 @@ def test_one_of_two_keys_takes_the_place_of_the_presets_or_of_a_default(tmp_path
     assert load_config(tmp_path / "config.toml", ["local.steps=2"]).local.epochs is None, "it repeats the preset's"
     with pytest.raises(fedmpi.UserError, match=r"data= and data.source of the overrides say the same in two ways"):
         fedmpi.run("fedavg", {"data.source": "digits"}, data="digits")
-
-
-NAMES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
-    "a key that one preset has": (
-        [{"preset": "fedavg"}, {"preset": "fedsampling", "clients.sampler": "all", "samples.budget": 99}],
-        ["fedavg", "fedsampling"],
-    ),
-    "epochs and steps": ([{"local.epochs": 1}, {"local.steps": 5}], ["epochs = 1", "steps = 5"]),
-    "count and fraction": ([{"clients.count": 3}, {"clients.fraction": 0.5}], ["count = 3", "fraction = 0.5"]),
-    "no preset": ([{}, {"preset": None, "clients.count": 3}], ["fedavg", "count = 3"]),
-    "no low-rank matrices": ([{}, {"model.lora": {"rank": 2}}], ["without model.lora.rank", "rank = 2"]),
-}
-
-
-@pytest.mark.parametrize("case", NAMES)
-def test_every_group_is_named_by_what_it_has(case: str) -> None:
-    tables, labels = NAMES[case]
-    runs = []
-    for number, keys in enumerate(tables):
-        table = {key: value for key, value in ({"preset": "fedavg"} | keys).items() if value is not None}
-        runs.append(OneRun(Path(str(number)), flat_table(fedmpi.Config(**nested(table))), [], {"final": {}}, ""))
-    [block] = blocks_of(runs)
-    assert all(group.label.startswith(label) for group, label in zip(block.groups, labels, strict=True)), [
-        group.label for group in block.groups
-    ]
-    with pytest.raises(fedmpi.UserError):
-        blocks_of(runs, ["model.width"])
 
 
 def test_every_option_has_a_separate_description(command: Callable[..., Said]) -> None:

@@ -45,11 +45,6 @@ def read_plain(path: Path, most: int | None = None) -> bytes:
     return content
 
 
-def names_a_file(path: Path) -> bool:
-    """Check whether a file can have this path: a plain file or nothing is there, in an existing folder."""
-    return (os.path.isfile(path) or not os.path.lexists(path)) and path.parent.is_dir()
-
-
 def named_folder(text: str) -> Path:
     """Return the folder named on a command line; UserError for an empty name, which would be the working directory."""
     if not text.strip():
@@ -92,6 +87,16 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def write_named(path: Path, content: bytes) -> None:
+    """Write a file that the user named, as `write_whole`; UserError if that fails."""
+    if not path.parent.is_dir() or (os.path.lexists(path) and not os.path.isfile(path)):
+        raise UserError(f"cannot write {path}. Name a file in an existing folder")
+    try:
+        write_whole(path, content)
+    except OSError as error:
+        raise UserError(f"cannot write {path} ({error.strerror}). {remedy(error)}") from None
 
 
 def make_folder(folder: Path) -> None:

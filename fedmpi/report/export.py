@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from fedmpi.api import load_run
 from fedmpi.common.errors import UserError, raised
-from fedmpi.common.files import names_a_file, remedy, write_whole
+from fedmpi.common.files import write_named
 from fedmpi.data.schema import DataDescription
 from fedmpi.data.source import Normalizer
 from fedmpi.records.checkpoint import model_file
@@ -66,7 +66,7 @@ def export(folder: Path, form: str, out: Path | None = None) -> tuple[Path, floa
         raise UserError(f"{path} is this file already. Name another one with --out")
     network = run.model.eval()
     if form == "safetensors":
-        _write(path, model_file(network))
+        write_named(path, model_file(network))
         return path, 0.0
     description = DataDescription.of(run.summary["data"])
     model = Deployed(network, description).eval()
@@ -83,7 +83,7 @@ def export(folder: Path, form: str, out: Path | None = None) -> tuple[Path, floa
             f"the model computes different logits as {form}, by {difference:.2g} of the largest. Its forward pass must "
             "not depend on the values or the number of samples"
         )
-    _write(path, content)
+    write_named(path, content)
     return path, difference
 
 
@@ -143,12 +143,3 @@ def _quietly(form: str) -> Iterator[None]:
         raise UserError(f"the model cannot be written as {form}: {words}") from error
     finally:
         logging.disable(level)
-
-
-def _write(path: Path, content: bytes) -> None:
-    if not names_a_file(path):
-        raise UserError(f"the model cannot be written to {path}. Name a file in an existing folder")
-    try:
-        write_whole(path, content)
-    except OSError as error:
-        raise UserError(f"the model cannot be written to {path} ({error.strerror}). {remedy(error)}") from None

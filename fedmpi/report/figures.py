@@ -1,4 +1,4 @@
-"""Figures of a report: specifications in Vega-Lite over two sets of data, the configurations and the runs."""
+"""Figures of a report: specifications in Vega-Lite over the data of the runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ METHODS = {
 """Color of each method, as in the figures of the documentation; all eyes can distinguish them, on white and black."""
 GRAY = "#808080"
 DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3])
-STATISTICS = ("mean", "deviation", "n")
 TEXT = {"labelColor": "#7a8794", "titleColor": "#7a8794"}
 COMMON = {
     "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
@@ -39,20 +38,19 @@ COMMON = {
 class Shown:
     """Numbers of the page, as JSON."""
 
-    configurations: list[dict[str, Any]]
-    runs: list[dict[str, Any]]
+    runs: list[dict[str, Any]]  # Each with its label: runs of one configuration have the same
     metrics: dict[str, str]  # Titles of the keys that have numbers
     axes: dict[str, str]  # Titles of the quantities on the horizontal axis
 
     @property
     def labels(self) -> list[str]:
         """Names of the configurations."""
-        return [one["label"] for one in self.configurations]
+        return list(dict.fromkeys(run["label"] for run in self.runs))
 
     @property
     def several_seeds(self) -> bool:
         """Whether a configuration has several seeds."""
-        return any(len(one["seeds"]) > 1 for one in self.configurations)
+        return len(self.runs) > len(self.labels)
 
     def having(self, part: str) -> list[dict[str, Any]]:
         """Return the runs that have these numbers."""
@@ -86,14 +84,23 @@ def _chosen_title(name: str, options: Mapping[Any, str]) -> Spec:
 def lines(shown: Shown, keys: Sequence[str], height: int) -> Spec:
     """Return a figure of some numbers over the run, with a choice of the number and of the horizontal axis.
 
-    Bands show the deviation. The legend selects lines, the pointer shows values.
+    Lines are means over seeds, bands the standard deviation. The legend selects lines, the pointer shows values.
     """
     options, several = {key: shown.metrics[key] for key in keys}, shown.several_seeds
-    lists = {part: f"datum.y[key] && isArray(datum.y[key].{part}) ? datum.y[key].{part} : []" for part in STATISTICS}
+    aggregate = [
+        ("mean", "value", "mean"),
+        ("stdev", "value", "deviation"),
+        ("count", "value", "n"),
+        ("mean", "spent", "at"),
+    ]
     transform = [
-        *_calculate(**lists, at="datum.x[axis]"),
-        {"flatten": ["at", *STATISTICS]},
-        {"filter": "isValid(datum.mean) && isValid(datum.at)"},
+        *_calculate(value="datum.y[key] || []", spent="datum.x[axis] || []", round="datum.x.round"),
+        {"flatten": ["value", "spent", "round"]},
+        {"filter": "isValid(datum.value) && isValid(datum.spent)"},
+        {
+            "aggregate": [dict(zip(("op", "field", "as"), one, strict=True)) for one in aggregate],
+            "groupby": ["label", "round"],
+        },
         *_calculate(low="datum.mean - (datum.deviation || 0)", high="datum.mean + (datum.deviation || 0)"),
     ]
     whole = "datum.value === floor(datum.value) ? format(datum.value, ',') : ''"
@@ -126,92 +133,48 @@ def lines(shown: Shown, keys: Sequence[str], height: int) -> Spec:
     layers: list[Spec] = [*([band] if several else []), line, points]
     layers[0]["params"] = [{"name": "chosen", "select": {"type": "point", "fields": ["label"]}, "bind": "legend"}]
     params = [_choice("key", "show", options), _choice("axis", "against", shown.axes)]
-    data = {"name": "configurations"}
-    return {"data": data, "params": params, "transform": transform, "layer": layers, "height": height}
+    return {"data": {"name": "runs"}, "params": params, "transform": transform, "layer": layers, "height": height}
 
 
-def _heat_map(runs: list[dict[str, Any]], cells: list[Spec], y: str, color: Spec, tooltip: Sequence[str]) -> Spec:
-    """Return a heat map of one run, with cells from `left` to `right` and from `top` to `bottom`."""
+def heat_map(runs: list[dict[str, Any]], part: str, row: str, title: str) -> Spec:
+    """Return a heat map of one run: the shares of its `part` by round and row."""
     names = {run["number"]: f"{run['label']}, seed {run['seed']} ({run['name']})" for run in runs}
+    rows, rounds = f"datum.{part}.rows", f"datum.{part}.rounds"
+    cells = [
+        *_calculate(line=f"datum.{part}.share", first=f"slice({rows}, 0, -1)", end=f"slice({rows}, 1)"),
+        {"flatten": ["line", "first", "end"]},
+        *_calculate(round=f"slice({rounds}, 0, -1)", next=f"slice({rounds}, 1)"),
+        {"flatten": ["line", "round", "next"], "as": ["share", "round", "next"]},
+        {"filter": "isValid(datum.share)"},
+        *_calculate(left="datum.round - 0.5", right="datum.next - 0.5", last="datum.end - 1"),
+        *_calculate(top="datum.first - 0.5", bottom="datum.end - 0.5"),
+        *_calculate(state="datum.share ? 'selected' : 'not selected'"),
+    ]
+    color: Spec = {"field": "share", "type": "quantitative", "title": title}
+    color |= {"scale": {"scheme": "viridis", "domain": [0, 1]}}
+    color |= {"legend": {"gradientLength": 180, "direction": "horizontal"}}
+    if all(run[part].get("binary") for run in runs):
+        scale = {"domain": ["selected", "not selected"], "range": [METHODS["astraea"], "#dde2e8"]}
+        color = {"field": "state", "type": "nominal", "title": None, "scale": scale}
     axis = {"type": "quantitative", "axis": {"grid": False, "tickMinStep": 1}}
-    scale = {"zero": False, "nice": False}
+    whole = {"zero": False, "nice": False}
     return {
         "data": {"name": "runs"},
         "params": [_choice("run", "run", names)],
         "transform": [{"filter": "datum.number === run"}, *cells],
         "mark": {"type": "rect", "tooltip": True},
         "encoding": {
-            "x": {"field": "left", "title": "round", "scale": scale, **axis},
+            "x": {"field": "left", "title": "round", "scale": whole, **axis},
             "x2": {"field": "right"},
-            "y": {"field": "top", "title": y, "scale": scale | {"reverse": True}, **axis},
+            "y": {"field": "top", "title": row, "scale": whole | {"reverse": True}, **axis},
             "y2": {"field": "bottom"},
             "color": color,
-            "tooltip": [{"field": name} for name in tooltip],
+            "tooltip": [
+                {"field": "round"},
+                {"field": "first", "title": f"first {row}"},
+                {"field": "last", "title": f"last {row}"},
+                {"field": "share", "format": ".3~g"},
+            ],
         },
         "height": 300,
-    }
-
-
-def _gradient(title: str) -> Spec:
-    """Return the color of a `share`."""
-    legend, scale = {"gradientLength": 180, "direction": "horizontal"}, {"scheme": "viridis", "domain": [0, 1]}
-    return {"field": "share", "type": "quantitative", "title": title, "scale": scale, "legend": legend}
-
-
-def participation_map(runs: list[dict[str, Any]]) -> Spec:
-    """Return the heat map of clients and rounds."""
-    clients, rounds = "datum.participation.clients", "datum.participation.rounds"
-    cells: list[Spec] = [
-        *_calculate(line="datum.participation.counts", client=f"slice({clients}, 0, -1)", below=f"slice({clients}, 1)"),
-        {"flatten": ["line", "client", "below"]},
-        *_calculate(round=f"slice({rounds}, 0, -1)", next=f"slice({rounds}, 1)"),
-        {"flatten": ["line", "round", "next"], "as": ["times", "round", "next"]},
-        *_calculate(left="datum.round - 0.5", right="datum.next - 0.5"),
-        *_calculate(top="datum.client - 0.5", bottom="datum.below - 0.5"),
-        *_calculate(share="datum.times / (datum.below - datum.client) / (datum.next - datum.round)"),
-        *_calculate(state="datum.times ? 'selected' : 'not selected'"),
-    ]
-    color = _gradient("share of clients that were selected")
-    if all(run["participation"]["binary"] for run in runs):
-        scale = {"domain": ["selected", "not selected"], "range": [METHODS["astraea"], "#dde2e8"]}
-        color = {"field": "state", "type": "nominal", "title": None, "scale": scale}
-    return _heat_map(runs, cells, "client", color, ("client", "below", "round", "next", "times", "share"))
-
-
-def strata_map(runs: list[dict[str, Any]]) -> Spec:
-    """Return the heat map of strata and rounds."""
-    fields = ("round", "stratum", "clients", "drawn")
-    cells: list[Spec] = [
-        *_calculate(cell="datum.strata"),
-        {"flatten": ["cell"]},
-        *_calculate(**{name: f"datum.cell[{i}]" for i, name in enumerate(fields)}),
-        *_calculate(left="datum.round - 0.5", right="datum.round + 0.5"),
-        *_calculate(top="datum.stratum - 0.5", bottom="datum.stratum + 0.5"),
-        *_calculate(share="datum.clients ? datum.drawn / datum.clients : 0"),
-    ]
-    return _heat_map(runs, cells, "stratum", _gradient("share of the stratum's clients that were drawn"), fields)
-
-
-def distribution(shown: Shown, scores: Mapping[str, str]) -> Spec:
-    """Return the share of clients up to a score, a line per run."""
-    title = _chosen_title("score", {name: f"{words} of a client" for name, words in scores.items()})
-    return {
-        "data": {"name": "runs"},
-        "params": [_choice("score", "show", scores)],
-        "transform": [
-            {"filter": "datum.view && datum.view[score]"},
-            *_calculate(at="datum.view[score]"),
-            {"flatten": ["at"]},
-            {"filter": "isValid(datum.at)"},
-            {"window": [{"op": "cume_dist", "as": "mean"}], "sort": [{"field": "at"}], "groupby": ["number"]},
-        ],
-        "mark": {"type": "line", "interpolate": "step-after", "tooltip": True},
-        "encoding": {
-            "x": {"field": "at", "type": "quantitative", "scale": {"zero": False}} | {"title": title},
-            "y": {"field": "mean", "type": "quantitative", "title": "share of the clients"},
-            "detail": {"field": "number"},
-            "color": {"field": "label", "type": "nominal", "title": None}
-            | {"scale": {"domain": shown.labels, "range": styles(shown.labels)[0]}},
-        },
-        "height": 290,
     }

@@ -6,51 +6,64 @@ import base64
 import html
 import importlib
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import fedmpi
 from fedmpi.common.errors import UserError
-from fedmpi.common.files import names_a_file, remedy, write_whole
-from fedmpi.records.history import LINKS, json_value
+from fedmpi.common.files import write_named
+from fedmpi.records.history import LINKS
 from fedmpi.report import curves as numbers
 from fedmpi.report import figures
-from fedmpi.report.curves import LINK_NAMES, TITLES, Configuration, configurations, key_title, rounded
+from fedmpi.report.curves import LINK_NAMES, TITLES, key_title
 from fedmpi.report.figures import COMMON, Shown, Spec
-from fedmpi.report.finding import cell, compared, counted, finding
-from fedmpi.results.comparison import AXES, Comparison, Spread, correction_of, spent, table_of
-from fedmpi.results.loading import OneRun, differing, find_runs, read_runs, shortened, table_value
+from fedmpi.results.comparison import (
+    AXES,
+    Comparison,
+    Row,
+    Spread,
+    compare_runs,
+    correction_of,
+    decimals,
+    in_percent,
+    number,
+    rises,
+    spent,
+    table_of,
+)
+from fedmpi.results.loading import (
+    OF_NO_MATTER,
+    OneRun,
+    SeedGroup,
+    differing,
+    grouped,
+    notes_on,
+    read_runs,
+    shortened,
+    table_value,
+)
 
 Columns = dict[str, list[Any]]
 VEGA_LITE = "6.4"
 UNITS = {"samples": "samples", "megabytes": "MB", "seconds": "seconds", "virtual_seconds": "simulated s"}
 FIRST = ("test_accuracy", "val_accuracy", "test_macro_f1", "val_macro_f1", "test_loss", "val_loss", "train_loss")
 """Keys that are offered first."""
+CLIENT_SCORES = ("client_accuracy_", "client_loss_", "client_tuned_")
 FAIRNESS = {"used": "used at all", "effective": "effective share", "gini": "Gini", "largest": "most often"}
-CLIENT_SCORES = {
-    "accuracy": "accuracy",
-    "tuned_accuracy": "accuracy, fine-tuned",
-    "loss": "loss",
-    "tuned_loss": "loss, fine-tuned",
-}
-LINES: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    "Curves": ("loss", "Losses over the run", ("test_loss", "val_loss", "train_loss")),
-    "Size estimates": ("size-ratio", "Estimated size / true size over the run", ("size_ratio",)),
-    "Mediators": ("mediators", "KL divergence of label distributions over the run", ("kl_mean", "kl_client_mean")),
-    "Traffic and time": (
-        "time",
-        "Time and bytes per round over the run",
-        ("seconds", "virtual_seconds", *(f"bytes_{link}" for link in LINKS)),
-    ),
-    "Privacy spent": (
-        "privacy",
+LINES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "loss": ("Losses", ("test_loss", "val_loss", "train_loss")),
+    "time": ("Time and bytes per round", ("seconds", "virtual_seconds", *(f"bytes_{link}" for link in LINKS))),
+    "size-ratio": ("Estimated size / true size", ("size_ratio",)),
+    "mediators": ("KL divergence of label distributions", ("kl_mean", "kl_client_mean")),
+    "privacy": (
         "Privacy ε spent so far: updates at the run's δ, sizes without one",
         ("update_epsilon", "size_epsilon_max", "size_epsilon_mean"),
     ),
 }
-"""Name, title and keys of a figure of some numbers, by section; the first figure offers all of them."""
+"""Title and keys of a figure of some numbers over the run, by its name; the first figure offers all of them."""
 
 
 class Item(NamedTuple):
@@ -62,14 +75,11 @@ class Item(NamedTuple):
     table: Columns | None = None
     figure: Spec | None = None
     wide: bool = False  # a figure of the page's width
-    detail: str = ""  # heading of a table that is folded
 
 
 def write_report(paths: Sequence[Path], out: Path, title: str = "") -> int:
     """Write the page of some runs, given as their folders or folders above; return its size in bytes."""
-    if not names_a_file(out):
-        raise UserError(f"the page cannot be written to {out}. Name a file in an existing folder, such as report.html")
-    runs = read_runs(find_runs(paths))
+    runs = read_runs(paths)
     recorded = [run for run in runs if run.records]
     if not recorded:
         raise UserError(f"no run has a record of a round yet ({runs[0].folder}). Wait for the first round")
@@ -77,10 +87,7 @@ def write_report(paths: Sequence[Path], out: Path, title: str = "") -> int:
     if lost := [run.name for run in runs if not run.records]:
         contents["notes"].append(f"not shown, since they have no record of a round: {shortened(lost)}")
     page = render_page(contents, drawing_library()).encode(errors="replace")  # names may not be UTF-8
-    try:
-        write_whole(out, page)
-    except OSError as error:
-        raise UserError(f"the page cannot be written to {out} ({error.strerror}). {remedy(error)}") from None
+    write_named(out, page)
     return len(page)
 
 
@@ -98,49 +105,38 @@ def drawing_library() -> str:
 
 def page_contents(runs: Sequence[OneRun], title: str = "") -> dict[str, Any]:
     """Return title, finding, notes, numbers and sections of the page."""
-    groups, notes = configurations(runs)
-    ordered = [(group.label, run) for group in groups for run in group.runs]
-    curves = [numbers.curves([run.records for run in group.runs]) for group in groups]
-    found = dict.fromkeys(key for one in curves for key in one["y"])
+    groups = grouped(runs)
+    labels = [", ".join(filter(None, (group.label, group.data))) for group in groups]
+    entries = [
+        _entry(label, run, numbers.drawn_rounds(list(group.runs.values())))
+        for label, group in zip(labels, groups, strict=True)
+        for run in group.runs.values()
+    ]
+    keys = {key for one in entries for key in one["y"]}
     shown = Shown(
-        [
-            {"label": group.label, "seeds": [run.seed for run in group.runs]} | one
-            for group, one in zip(groups, curves, strict=True)
-        ],
-        [_run(number, label, run) for number, (label, run) in enumerate(ordered)],
-        {key: key_title(key) for key in dict.fromkeys([*FIRST, *TITLES, *found]) if key in found},
-        {axis: words for axis, words in AXES.items() if any(axis in one["x"] for one in curves)},
+        [{"number": number, **one} for number, one in enumerate(entries)],
+        {key: key_title(key) for key in dict.fromkeys([*FIRST, *TITLES, *sorted(keys)]) if key in keys},
+        {axis: words for axis, words in AXES.items() if any(axis in one["x"] for one in entries)},
     )
+    ordered = [run for group in groups for run in group.runs.values()]
     comparison = compared(runs)
     sections = {
-        "Curves": [_lines(shown, "curve", "Scores and other numbers over the run", list(shown.metrics), True)],
-        "Results": [_results(groups), *(_compared(comparison) if comparison is not None else [])],
-        "Settings": _settings(groups),
+        "Curves": _lines(shown),
+        "Results": [_results(shown, groups), *(_compared(comparison) if comparison is not None else [])],
+        "Settings": _settings(shown, groups),
         "Participation": _participation(shown),
-        "Clients": _views(shown, groups),
-        "Strata": _strata(shown),
-        "Size estimates": [],
-        "Mediators": [],
-        "Traffic and time": [_traffic(groups)],
-        "Privacy spent": [],
-        "Warnings and runs": _runs(shown, [run for _, run in ordered]),
+        "Clients": _clients(shown, groups),
+        "Warnings and runs": _runs(shown, ordered),
     }
-    for section, (name, words, keys) in LINES.items():
-        if known := [key for key in keys if key in shown.metrics]:
-            sections[section].append(_lines(shown, name, words, known))
-    names = list(dict.fromkeys(str(group.table.get("preset") or group.label) for group in groups))
+    names = list(dict.fromkeys(str(group.first.table.get("preset") or group.label) for group in groups))
     return {
         "title": title or shortened(names, 4),
         "finding": "" if comparison is None else finding(comparison),
-        "notes": [*notes, *_missing([run for _, run in ordered])],
+        "notes": [*notes_on(groups), *_missing(ordered)],
         "rounds": max(len(run.records) for run in runs),
         "shown": shown,
         "sections": {section: items for section, items in sections.items() if items},
     }
-
-
-def _lines(shown: Shown, name: str, title: str, keys: Sequence[str], wide: bool = False) -> Item:
-    return Item(name, title, figure=figures.lines(shown, keys, 380 if wide else 290), wide=wide)
 
 
 def _missing(runs: Sequence[OneRun]) -> list[str]:
@@ -155,75 +151,109 @@ def _missing(runs: Sequence[OneRun]) -> list[str]:
     return notes + [f"the last {key_title(key)} is not finite in {', '.join(some)}" for key, some in lost.items()]
 
 
-def _run(number: int, label: str, run: OneRun) -> dict[str, Any]:
-    found = {
-        "participation": numbers.participation(run),
-        "strata": numbers.strata(run),
-        "view": numbers.view(run),
-    }
-    facts = {"number": number, "name": run.name, "label": label, "seed": run.seed}
-    return facts | {name: value for name, value in found.items() if value is not None}
+def _entry(label: str, run: OneRun, rounds: set[int]) -> dict[str, Any]:
+    """Return the numbers of a run."""
+    facts = {"name": run.name, "label": label, "seed": run.seed} | numbers.curves(run, rounds)
+    parts = {"participation": numbers.participation(run), "strata": numbers.strata(run)}
+    return facts | {name: value for name, value in parts.items() if value is not None}
+
+
+def compared(runs: Sequence[OneRun]) -> Comparison | None:
+    """Return the comparison of the configurations, with the user's target or else the best score that half of them
+    reach; None if no run is finished, or none was evaluated."""
+    try:
+        found = compare_runs(runs)
+    except UserError:
+        return None
+    best = sorted((row.best.mean for row in found.rows if row.best), reverse=rises(found.metric))
+    middle = best[len(best) // 2] if best else 0.0
+    return found if found.target is not None or not middle else compare_runs(runs, target=middle)
+
+
+def finding(comparison: Comparison) -> str:
+    """Return the main result in one sentence: the largest significant difference, or the last score."""
+    title, scale = key_title(comparison.metric), 100 if in_percent(comparison.metric) else 1
+
+    def begin(row: Row) -> str:
+        return f"{row.group.label} ends with a {title} of {row.final.text(scale)}{' %' * (scale == 100)}"
+
+    rows = [(row, one, row.reference.label) for row in comparison.rows if (one := row.interval) and row.reference]
+    if not rows:
+        row = (max if rises(comparison.metric) else min)(comparison.rows, key=lambda row: row.final.mean)
+        most = ", the best result" * (len(comparison.rows) > 1)
+        return f"{begin(row)} ({counted(row.final.n, 'seed')}){most}."
+    row, one, other = max(rows, key=lambda found: (found[1].significant, abs(found[1].mean)))
+    low, high = sorted((math.copysign(1, one.mean) * one.low, math.copysign(1, one.mean) * one.high))
+    mean, least, most = (f"{scale * x:,.{decimals(scale * one.half)}f}" for x in (abs(one.mean), low, high))
+    words = f"{mean} [{least}, {most}]{' points' * (scale == 100)} {'more' if one.mean > 0 else 'less'} than {other}"
+    doubt = "" if one.significant else ", which is not significantly different"
+    return f"{begin(row)}, {words}{doubt} ({one.n} seeds, corrected 95 % confidence interval)."
 
 
 # --- sections ---
 
 
-def _over_seeds(groups: Sequence[Configuration], values: Any) -> list[Any]:
-    """Return [mean, standard deviation] of a number of each run, by configuration; None without values."""
-    spreads = [Spread.of([x for run in group.runs if (x := values(run)) is not None]) for group in groups]
-    return [spread and rounded([spread.mean, spread.deviation]) for spread in spreads]
+def _lines(shown: Shown) -> list[Item]:
+    items = [
+        Item("curve", "Scores and other numbers", figure=figures.lines(shown, list(shown.metrics), 380), wide=True)
+    ]
+    for name, (title, keys) in LINES.items():
+        if known := [key for key in keys if key in shown.metrics]:
+            items.append(Item(name, title, figure=figures.lines(shown, known, 290)))
+    return items
 
 
-def _final_scores(groups: Sequence[Configuration], beginnings: tuple[str, ...]) -> Columns:
-    """Return the columns of the last scores whose keys begin in this way."""
-    last = {run.folder: numbers.scores(run.records) for group in groups for run in group.runs}
-    keys = dict.fromkeys(key for one in last.values() for key in one if key.startswith(beginnings))
-    return {key_title(key): _over_seeds(groups, lambda run, key=key: last[run.folder].get(key)) for key in keys}
+def _spreads(shown: Shown, groups: Sequence[SeedGroup], numbers_of: Callable[[OneRun], dict[str, Any]]) -> Columns:
+    """Return the columns of the numbers of each run, as their spread by configuration."""
+    found = [[numbers_of(run) for run in group.runs.values()] for group in groups]
+    headings = dict.fromkeys(heading for rows in found for row in rows for heading in row)
+    columns: Columns = {"configuration": shown.labels}
+    for heading in headings:
+        columns[heading] = [Spread.of([x for row in rows if (x := row.get(heading)) is not None]) for rows in found]
+    return columns
 
 
-def _results(groups: Sequence[Configuration]) -> Item:
-    def whole(axis: str) -> list[Any]:
-        return _over_seeds(groups, lambda run: spent(run.records).get(axis, [None])[-1])
+def _results(shown: Shown, groups: Sequence[SeedGroup]) -> Item:
+    def costs(run: OneRun) -> dict[str, Any]:
+        found = {key_title(key): value for key, value in numbers.scores(run.records, ("test_", "val_")).items()}
+        found |= {UNITS[axis]: values[-1] for axis, values in spent(run.records).items() if axis in UNITS}
+        sent = {words: sum(r.get(f"bytes_{link}") or 0 for r in run.records) for link, words in LINK_NAMES.items()}
+        return found | {f"MB {words}": count / 1e6 for words, count in sent.items() if count}
 
-    columns: Columns = {"configuration": [group.label for group in groups]}
-    found = _final_scores(groups, ("test_", "val_"))
-    found |= {unit: whole(axis) for axis, unit in UNITS.items()}
-    columns |= {heading: values for heading, values in found.items() if any(values)}
+    columns = _spreads(shown, groups, costs)
     columns |= {"seeds": [len(group.runs) for group in groups]}
-    columns |= {"rounds": [max(len(run.records) for run in group.runs) for group in groups]}
-    means = ", mean ± standard deviation over seeds" * any(len(group.runs) > 1 for group in groups)
-    note = f"Last score of every run{means}; samples, traffic and time of the whole run."
+    columns |= {"rounds": [max(len(run.records) for run in group.runs.values()) for group in groups]}
+    means = ", mean ± standard deviation over seeds" * shown.several_seeds
+    note = f"Last score of every run{means}; samples, simulated traffic and time of the whole run."
     return Item("results", "Scores and costs", note, columns)
 
 
 def _compared(comparison: Comparison) -> list[Item]:
     """Return the tables of `fedmpi compare`."""
     items = []
-    for place, (block, rows) in enumerate(comparison.blocks):
+    for place, (data, rows) in enumerate(comparison.tables.items()):
         table = {head or "configuration": cells for head, cells in table_of(comparison, rows).items()}
-        title = "Comparison" + f": {block.title}" * (len(comparison.blocks) > 1)
+        title = ": ".join(filter(None, ("Comparison", data)))
         items.append(Item(f"comparison-{place}", title, " ".join(correction_of(rows)), dict(table)))
     return items
 
 
-def _settings(groups: Sequence[Configuration]) -> list[Item]:
-    apart = differing([group.table for group in groups])
+def _settings(shown: Shown, groups: Sequence[SeedGroup]) -> list[Item]:
+    tables = [group.first.table for group in groups]
+    apart = [key for key in differing(tables) if key != "seed" and not key.startswith(OF_NO_MATTER)]
     columns: Columns = {"key": apart}
-    columns |= {group.label: [table_value(group.table.get(key)) for key in apart] for group in groups}
-    common = {key: value for key, value in groups[0].table.items() if key not in apart}
-    shared: Columns = {"key": list(common), "value": [table_value(value) for value in common.values()]}
-    note = "" if apart else "One configuration: the runs differ only in their seeds."
-    return [
-        Item("differences", "Different settings", note, columns if apart else None),
-        Item("common", "", "", shared, detail=f"{len(common)} common settings"),
-    ]
+    for label, table in zip(shown.labels, tables, strict=True):
+        columns[label] = [table_value(table.get(key)) for key in apart]
+    return [Item("differences", "Different settings", "", columns)] if apart else []
 
 
 def _participation(shown: Shown) -> list[Item]:
-    runs = shown.having("participation")
-    if not runs:
-        return [Item("participation", "", "Participation was not recorded. Set logging.participants = true.")]
-    items = [Item("participation", "Selected clients by round", figure=figures.participation_map(runs), wide=True)]
+    items = []
+    if runs := shown.having("participation"):
+        figure = figures.heat_map(runs, "participation", "client", "share of clients that were selected")
+        items.append(Item("participation", "Selected clients by round", figure=figure, wide=True))
+    else:
+        items.append(Item("participation", "", "Participation was not recorded. Set logging.participants = true."))
     if runs := [run for run in runs if run["participation"]["evenness"]]:
         columns: Columns = {"run": [f"{run['label']}, seed {run['seed']}" for run in runs]}
         columns |= {title: [run["participation"]["evenness"][name] for run in runs] for name, title in FAIRNESS.items()}
@@ -232,42 +262,26 @@ def _participation(shown: Shown) -> list[Item]:
             "of 0: all participated equally often."
         )
         items.append(Item("evenness", "Participation fairness", note, columns))
+    if runs := shown.having("strata"):
+        figure = figures.heat_map(runs, "strata", "stratum", "share of the stratum's clients that were drawn")
+        items.append(
+            Item("strata", "Strata by round", "Each clustering numbers its strata anew.", None, figure, wide=True)
+        )
     return items
 
 
-def _views(shown: Shown, groups: Sequence[Configuration]) -> list[Item]:
-    """Return the scores of clients: a table of their spread, and their distribution."""
-    views = [run["view"] for run in shown.having("view")]
-    if not views:
-        return []
-    found = _final_scores(groups, tuple(f"client_{score}" for score in CLIENT_SCORES))
-    columns = {"configuration": shown.labels} | {k: v for k, v in found.items() if not k.endswith("weighted")}
-    scores = {name: words for name, words in CLIENT_SCORES.items() if any(name in view for view in views)}
+def _clients(shown: Shown, groups: Sequence[SeedGroup]) -> list[Item]:
+    """Return the table of the spread of scores over clients."""
+
+    def spread(run: OneRun) -> dict[str, Any]:
+        return {key_title(key): value for key, value in numbers.scores(run.records, CLIENT_SCORES).items()}
+
+    columns = _spreads(shown, groups, spread)
     note = (
-        "Every client counts once. Worst and best 10 %: mean of these clients. Jain's index: (Σa)²/(N Σa²), 1 if all "
-        "clients have the same score."
+        "Every client counts once, except in weighted means. Worst and best 10 %: mean of these clients. Jain's index: "
+        "(Σa)²/(N Σa²), 1 if all clients have the same score."
     )
-    drawn = figures.distribution(shown, scores)
-    return [
-        Item("served", "Scores over clients at the end", note, columns),
-        Item("view-distribution", "Share of clients up to a score at the last evaluation", figure=drawn),
-    ]
-
-
-def _strata(shown: Shown) -> list[Item]:
-    runs = shown.having("strata")
-    note = "Each clustering numbers its strata anew."
-    return [Item("strata", "Strata over the rounds", note, figure=figures.strata_map(runs), wide=True)] if runs else []
-
-
-def _traffic(groups: Sequence[Configuration]) -> Item:
-    def megabytes(link: str) -> list[Any]:
-        return _over_seeds(groups, lambda run: sum(r.get(f"bytes_{link}") or 0 for r in run.records) / 1e6 or None)
-
-    found = {f"MB {words}": megabytes(link) for link, words in LINK_NAMES.items()}
-    columns: Columns = {"configuration": [group.label for group in groups]}
-    columns |= {heading: values for heading, values in found.items() if any(values)}
-    return Item("traffic", "Simulated traffic of whole runs", "", columns)
+    return [Item("served", "Scores over clients at the end", note, columns)] if len(columns) > 1 else []
 
 
 def _runs(shown: Shown, runs: Sequence[OneRun]) -> list[Item]:
@@ -290,8 +304,7 @@ def render_page(contents: dict[str, Any], library: str) -> str:
     """Return the page of some contents."""
     shown, sections = contents["shown"], contents["sections"]
     drawn = {item.name: item.figure for items in sections.values() for item in items if item.figure}
-    data = {"common": COMMON, "figures": drawn}
-    data["datasets"] = {"configurations": shown.configurations, "runs": shown.runs}
+    data = {"common": COMMON, "figures": drawn, "datasets": {"runs": shown.runs}}
     counts = {"run": len(shown.runs), "configuration": len(shown.labels), "round": contents["rounds"]}
     bands = "; bands and ± are standard deviations over seeds" if shown.several_seeds else ""
     anchors = {title: "s-" + title.lower().replace(" ", "-") for title in sections}
@@ -303,17 +316,28 @@ def render_page(contents: dict[str, Any], library: str) -> str:
         "version": fedmpi.__version__,
         "contents": "".join(f'<a href="#{anchors[title]}">{title}</a>' for title in sections),
         "sections": "".join(
-            f'<section id="{anchors[title]}"><h2>{title}</h2><div class="grid">{"".join(map(_item, items))}</div>'
+            f'<section id="{anchors[title]}"><h2>{title}</h2><div class="cards">{"".join(map(_item, items))}</div>'
             "</section>"
             for title, items in sections.items()
         ),
-        "data": json.dumps(json_value(data), separators=(",", ":"), ensure_ascii=False, allow_nan=False).replace(
+        "data": json.dumps(compact(data), separators=(",", ":"), ensure_ascii=False, allow_nan=False).replace(
             "<", "\\u003c"
         ),
         "library": library.replace("</script", "<\\/script"),
     }
     pieces = resources.files("fedmpi.report").joinpath("page.html").read_text(encoding="utf-8").split("@@")
     return "".join(parts[piece] if i % 2 else piece for i, piece in enumerate(pieces))
+
+
+def compact(value: Any) -> Any:
+    """Return the value for JSON: numbers with five digits, null if they are not finite."""
+    if isinstance(value, dict):
+        return {key: compact(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [compact(inner) for inner in value]
+    if isinstance(value, float):
+        return float(f"{value:.5g}") if math.isfinite(value) else None
+    return value
 
 
 def _item(item: Item) -> str:
@@ -323,8 +347,6 @@ def _item(item: Item) -> str:
         wide = ' class="wide"' * item.wide
         return f'<figure id="{item.name}"{wide}>{head}<div class="chart"></div></figure>'
     table = _table(item.name, item.table) if item.table else ""
-    if item.detail:
-        table = f"<details><summary>{item.detail}</summary>{table}</details>"
     return f'<div class="card wide" id="{item.name}">{head}{table}</div>'
 
 
@@ -336,3 +358,17 @@ def _table(name: str, columns: Columns) -> str:
     content = base64.b64encode(frame.to_csv(index=False).encode()).decode()
     link = f'<a class="csv" download="{name}.csv" href="data:text/csv;base64,{content}">CSV</a>'
     return f'{link}<div class="scroll">{frame.to_html(index=False, border=0)}</div>'
+
+
+def cell(value: Any) -> str:
+    """Return the text of a spread, a number or a text in a table."""
+    if isinstance(value, Spread):
+        return value.text()
+    if isinstance(value, int | float):
+        return number(value) if isinstance(value, float) else f"{value:,}"
+    return "–" if value is None else str(value).strip().encode(errors="replace").decode()
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number of things: "1 run", "3 runs"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

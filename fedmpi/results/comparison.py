@@ -5,10 +5,11 @@ Methods that were run with the same seeds share partition and initial model, so 
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from rich.cells import cell_len
@@ -19,7 +20,8 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.terminal import paragraph, show_table
 from fedmpi.common.types import Floats
 from fedmpi.records.history import LINKS, SCORES, Record
-from fedmpi.results.loading import GroupsAlike, OneRun, SeedGroup, blocks_of
+from fedmpi.records.progress import is_number
+from fedmpi.results.loading import OneRun, SeedGroup, by_data, grouped, notes_on
 
 AXES = {
     "round": "round",
@@ -29,26 +31,22 @@ AXES = {
     "virtual_seconds": "virtual seconds",
 }
 """Quantities on the horizontal axis of a curve."""
-LESS_IS_BETTER = (
-    (
-        "loss",
-        "error",
-        "perplexity",
-        "mae",
-        "rmse",
-        "seconds",
-        "gini",
-        "divergence",
-        "drift",
-        "clipped_fraction",
-        "_std",
-    ),
-    ("kl_", "bytes", "stratum_spread", "client_loss_", "client_tuned_loss_"),
+COSTS = {"round": "rounds", "samples": "samples", "megabytes": "MB", "virtual_seconds": "virtual s"}
+"""Costs that are counted up to a target, with their unit."""
+LESS_IS_BETTER = re.compile(
+    r"(loss|error|perplexity|mae|rmse|seconds|gini|divergence|drift|clipped_fraction|_std)$"
+    r"|^(kl_|bytes|stratum_spread|client_loss_|client_tuned_loss_)|epsilon"
 )
-"""Ends and beginnings of keys of which less is better."""
-MORE_IS_BETTER = ("client_use_effective", "sample_use_effective", "clients_used", "samples_used")
+MORE_IS_BETTER = re.compile(r"_jain$|^(client_use_effective|sample_use_effective|clients_used|samples_used)$")
 EQUAL = 1e-12
-"""Values that differ by less of the largest are equal but for rounding."""
+"""Values that differ by less of the largest are equal except for rounding."""
+LEVEL = 0.95
+"""Confidence level of a single interval."""
+MINUS = re.compile(r"(?<![^\s\[(])-(?=\d)")
+"""The sign of a number, and no hyphen."""
+
+
+# --- keys of records ---
 
 
 def spent(records: Sequence[Record]) -> dict[str, Floats]:
@@ -77,11 +75,9 @@ def judged(records: Sequence[Record]) -> str:
 
 def better(key: str) -> Literal["more", "less"] | None:
     """Return whether more or less of a recorded value is better; None if neither is, as for participants."""
-    if key.endswith("_jain"):
+    if MORE_IS_BETTER.search(key):
         return "more"
-    if key.endswith(LESS_IS_BETTER[0]) or key.startswith(LESS_IS_BETTER[1]) or "epsilon" in key:
-        return "less"
-    return "more" if key.startswith(SCORES) or key in MORE_IS_BETTER else None
+    return "less" if LESS_IS_BETTER.search(key) else "more" if key.startswith(SCORES) else None
 
 
 def rises(key: str) -> bool:
@@ -89,10 +85,38 @@ def rises(key: str) -> bool:
     return better(key) != "less"
 
 
-def first_reached(records: Sequence[Record], target: float, key: str) -> int | None:
-    """The index of the first record whose `key` has come up to `target` (a loss: down to it); None without one."""
-    known = ((i, record[key]) for i, record in enumerate(records) if record.get(key) is not None)
-    return next((i for i, value in known if (value >= target if rises(key) else value <= target)), None)
+def in_percent(metric: str) -> bool:
+    """Return True if the metric is a share, shown in per cent."""
+    return metric.endswith(("accuracy", "f1"))
+
+
+def _curve(run: OneRun, metric: str) -> dict[int, float]:
+    """Return the numbers of a run by the place of their record; "table.name" is in a table of a record."""
+    outer, _, name = metric.partition(".")
+    found: dict[int, Any] = {}
+    for place, record in enumerate(run.records):
+        table = record.get(outer)
+        found[place] = table.get(name) if name and isinstance(table, dict) else record.get(metric)
+    return {place: float(value) for place, value in found.items() if is_number(value)}
+
+
+def _has(run: OneRun, metric: str) -> bool:
+    """Check whether a run has the metric. The last value of a score must be finite."""
+    last = [record[metric] for record in run.records if metric in record][-1:]
+    return bool(_curve(run, metric)) and not (metric.startswith(SCORES) and last == [None])
+
+
+# --- means and differences ---
+
+
+def decimals(deviation: float) -> int:
+    """Return the number of decimals that show two digits of a deviation; 2 if there is none."""
+    return max(0, 1 - math.floor(math.log10(deviation))) if 0 < deviation < math.inf else 2
+
+
+def number(value: float) -> str:
+    """Return a number with four digits."""
+    return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
 
 
 @dataclass(frozen=True)
@@ -113,13 +137,13 @@ class Spread:
             return cls(len(values), mean, None)
         return cls(len(values), mean, 0.0 if alike else float(np.std(values, ddof=1)))
 
-
-def up_to(spending: Sequence[dict[str, Floats]], firsts: Sequence[int | None], axis: str) -> Spread | None:
-    """Return mean and spread of the runs' costs (`spent`), each at the end of its round in `first_reached`."""
-    return Spread.of([float(x[axis][i]) for x, i in zip(spending, firsts, strict=True) if i is not None and axis in x])
-
-
-LEVEL = 0.95
+    def text(self, scale: float = 1) -> str:
+        """Return the mean ± two digits of the deviation if that is not 0."""
+        mean, deviation = scale * self.mean, scale * (self.deviation or 0.0)
+        if not 0 < deviation < math.inf:
+            return number(mean)
+        places = decimals(deviation)
+        return f"{mean:,.{places}f}\xa0±\xa0{deviation:,.{places}f}"
 
 
 @dataclass(frozen=True)
@@ -169,18 +193,8 @@ def corrected(found: Sequence[Difference]) -> list[Difference]:
 
 
 def paired(values: Sequence[float], reference: Sequence[float], level: float = LEVEL) -> Difference:
-    """Return the mean of `values - reference` with its confidence interval (paired t): mean ± t_{n - 1} s/√n.
-
-    Parameters
-    ----------
-    values, reference : sequence of float (n,)
-        Results of two methods, in the same order of seeds; n >= 2.
-
-    Raises
-    ------
-    ValueError
-        Different numbers of seeds, or fewer than two.
-    """
+    """Return the mean of `values - reference`, in the same order of two or more seeds, with its confidence interval
+    (paired t): mean ± t_{n - 1} s/√n."""
     if len(values) != len(reference) or len(values) < 2:
         raise ValueError(f"{len(values)} and {len(reference)} seeds: a paired interval needs the same two or more")
     differences = np.asarray(values, float) - np.asarray(reference, float)
@@ -188,12 +202,7 @@ def paired(values: Sequence[float], reference: Sequence[float], level: float = L
     return Difference(n, float(differences.mean()), float(differences.std(ddof=1) / np.sqrt(n)), level)
 
 
-COSTS = {"round": ("rounds", 1), "samples": ("samples", 0), "megabytes": ("MB", 1), "virtual_seconds": ("virtual s", 1)}
-"""Costs that are counted up to a target, with their unit and number of digits."""
-ALIKE = 1e-9
-"""Differences that are equal but for rounding, relative to the values."""
-MINUS = re.compile(r"(?<![^\s\[(])-(?=\d)")
-"""The sign of a number, and no hyphen."""
+# --- comparisons ---
 
 
 @dataclass(frozen=True)
@@ -203,15 +212,14 @@ class Row:
     group: SeedGroup
     final: Spread  # The metric in the end
     best: Spread | None  # Of the best round; None of a metric of which neither more nor less is better
-    # What it is compared with; None where there is nothing, and for a reference itself
+    reached: int  # Runs that reached the target
+    costs: dict[str, Spread]  # Costs up to the target, over those
+    # What it is compared with: itself for a reference; None if no reference is otherwise the same
     reference: SeedGroup | None = None
-    common: tuple[int, ...] = ()  # Seeds that both have
-    difference: float | None = None  # Its mean over those seeds; None where there is none
-    # Its interval, corrected for the comparisons of the table; None for fewer than two seeds, and where all differences
-    # are equal, which gives no standard error
+    differences: list[float] = field(default_factory=list)  # By seed that both have
+    # Of the differences, corrected for the comparisons of the table; None for fewer than two seeds, and where all
+    # differences are equal, which gives no standard error
     interval: Difference | None = None
-    reached: int = 0  # Runs that reached the target
-    costs: dict[str, Spread] = field(default_factory=dict)  # Costs up to the target, over those
 
 
 @dataclass(frozen=True)
@@ -221,9 +229,14 @@ class Comparison:
     metric: str
     last: int  # Rounds in the end that are averaged over
     target: float | None
-    blocks: list[tuple[GroupsAlike, list[Row]]]
+    reference: str | None  # As it was asked for
+    tables: dict[str, list[Row]]  # By the name of the data
     left_out: list[OneRun]  # Runs that are not finished, or have no such metric in the end
-    reference: str | None = None  # As it was asked for
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows of all tables."""
+        return [row for rows in self.tables.values() for row in rows]
 
 
 def compare_runs(
@@ -239,130 +252,90 @@ def compare_runs(
     if not finished:
         raise UserError(f"no run is finished: {'; '.join(run.where for run in runs)}")
     chosen = metric or judged([record for run in finished for record in run.records])
-    shown = [run for run in finished if _has_metric(run, chosen)]
+    shown = [run for run in finished if _has(run, chosen)]
     if not shown:
-        if any(_curve(run, chosen) for run in finished):
-            raise UserError(f"no run ends with a finite value of {chosen}. Choose another --metric")
         keys = dict.fromkeys(key for run in finished for record in run.records for key in record)
-        known = [key for key in sorted(keys) if any(_curve(run, key) for run in finished)]
-        raise UserError(f"no record has {chosen}. Choose a --metric from: {', '.join(known) or 'none'}")
+        known = [key for key in sorted(keys) if any(_has(run, key) for run in finished)]
+        raise UserError(f"no run ends with a number {chosen}. Choose a --metric from: {', '.join(known) or 'none'}")
     if target is None and chosen.endswith("accuracy"):
         targets = {run.table.get("evaluation.target_accuracy") for run in finished}
         target = targets.pop() if len(targets) == 1 else None
-    blocks = [(block, _rows(block.groups, reference, chosen, target, last)) for block in blocks_of(shown, by)]
-    rows = [row for _, table in blocks for row in table]
-    alone = len(rows) == 1 and rows[0].group.keys_of(reference)  # there is nothing to compare yet
-    if reference is not None and not alone and not any(row.reference or row.group.is_called(reference) for row in rows):
-        labels = "; ".join(row.group.label for row in rows)
-        raise UserError(
-            f"--reference {reference}: no group has this name, or all differ in more than this part of it. "
-            f"Choose one of: {labels}"
-        )
-    return Comparison(chosen, last, target, blocks, [run for run in runs if run not in shown], reference)
-
-
-def in_percent(metric: str) -> bool:
-    """Return True if the metric is a share, shown in per cent."""
-    return metric.endswith(("accuracy", "f1"))
-
-
-def _rows(
-    groups: Sequence[SeedGroup], reference: str | None, metric: str, target: float | None, last: int
-) -> list[Row]:
-    """Return the rows of one table, their intervals corrected for the number of its comparisons."""
-    rows = [_row(group, _reference_of(group, groups, reference), metric, target, last) for group in groups]
-    intervals = iter(corrected([row.interval for row in rows if row.interval is not None]))
-    return [replace(row, interval=next(intervals)) if row.interval is not None else row for row in rows]
+    tables = {}
+    for data, groups in by_data(grouped(shown, by)).items():
+        finals = [{seed: _late(run, chosen, last) for seed, run in group.runs.items()} for group in groups]
+        rows = [_row(group, list(own.values()), chosen, target) for group, own in zip(groups, finals, strict=True)]
+        for place, group in enumerate(groups):
+            if other := _reference_of(group, groups, reference):
+                differences, interval = _difference(finals[place], finals[groups.index(other)])
+                rows[place] = replace(rows[place], reference=other, differences=differences, interval=interval)
+        intervals = iter(corrected([row.interval for row in rows if row.interval is not None]))
+        tables[data] = [replace(row, interval=next(intervals)) if row.interval is not None else row for row in rows]
+    found = Comparison(chosen, last, target, reference, tables, [run for run in runs if run not in shown])
+    if not any(row.reference for row in found.rows):
+        labels = "; ".join(row.group.label for row in found.rows)
+        raise UserError(f"--reference {reference}: no group has this name or a part of it. Choose one of: {labels}")
+    return found
 
 
 def _reference_of(group: SeedGroup, groups: Sequence[SeedGroup], wanted: str | None) -> SeedGroup | None:
-    """Return the group with which a group is compared: the one of this name, else the most similar with such a part.
+    """Return the group with the wanted words in its name whose other words are all in the group's; the one with most.
 
-    A group with such a part is equal in all other values that its own sweep gave it.
+    Without wanted words the first group.
     """
-    if whole := [other for other in groups if wanted is None or other.is_called(wanted)]:
-        return whole[0]
-    alike = [
-        other
-        for other in groups
-        for key in other.keys_of(wanted)
-        if all(group.values[name] == other.values[name] for name in other.given if name != key)
-    ]
-    return max(alike, key=lambda other: sum(group.values[key] == x for key, x in other.values.items()), default=None)
+
+    def words(name: str) -> set[str]:
+        return set("".join(name.lower().split()).split(","))
+
+    if wanted is None:
+        return groups[0]
+    own, asked = words(group.label), words(wanted)
+    fitting = [other for other in groups if asked <= words(other.label) and words(other.label) - asked <= own]
+    return max(fitting, key=lambda other: len(words(other.label)), default=None)
 
 
-def _row(group: SeedGroup, reference: SeedGroup | None, metric: str, target: float | None, last: int) -> Row:
-    runs = group.runs.values()
-    finals = {seed: _late(run, metric, last) for seed, run in group.runs.items()}
+def _row(group: SeedGroup, finals: Sequence[float], metric: str, target: float | None) -> Row:
+    """Return the row of a group that is not compared yet."""
+    curves = [(run, _curve(run, metric)) for run in group.runs.values()]
     choose = {"more": max, "less": min, None: None}[better(metric)]
-    best = [choose(_curve(run, metric).values()) for run in runs] if choose else []
-    final = Spread.of(list(finals.values()))
+    final, best = Spread.of(finals), Spread.of([choose(curve.values()) for _, curve in curves] if choose else [])
     assert final is not None  # a group has a run
-    curves: list[list[Record]] = [[{metric: _number(record, metric)} for record in run.records] for run in runs]
-    firsts = [None if target is None else first_reached(curve, target, metric) for curve in curves]
-    costs = {key: up_to([spent(run.records) for run in runs], firsts, key) for key in COSTS}
-    reached = {key: spread for key, spread in costs.items() if spread is not None}
-    row = Row(group, final, Spread.of(best), reached=len(firsts) - firsts.count(None), costs=reached)
-    if reference is None or reference is group:
-        return row
-    theirs = {seed: _late(run, metric, last) for seed, run in reference.runs.items()}
-    common = tuple(seed for seed in finals if seed in theirs)
-    ours, others = [finals[seed] for seed in common], [theirs[seed] for seed in common]
-    differences = np.subtract(ours, others)
-    spread = len(common) > 1 and np.ptp(differences) > ALIKE * max(np.abs(ours).max(), np.abs(others).max())
-    interval = paired(ours, others) if spread else None
-    mean = float(differences.mean()) if common else None
-    return replace(row, reference=reference, common=common, difference=mean, interval=interval)
+    sign = 1 if rises(metric) else -1
+    reached = []
+    for run, curve in curves:
+        places = [place for place, value in curve.items() if target is not None and sign * value >= sign * target]
+        if places:
+            reached.append({axis: x[places[0]] for axis, x in spent(run.records).items()})
+    costs = {axis: Spread.of([one[axis] for one in reached if axis in one]) for axis in COSTS}
+    return Row(group, final, best, len(reached), {axis: cost for axis, cost in costs.items() if cost is not None})
 
 
-def _curve(run: OneRun, metric: str) -> dict[int, float]:
-    """Return values by round, where there is one."""
-    found = {int(record["round"]): _number(record, metric) for record in run.records}
-    return {round: value for round, value in found.items() if value is not None}
-
-
-def _has_metric(run: OneRun, metric: str) -> bool:
-    """Check whether a run has the metric. The last value of a score must be finite."""
-    last = [record[metric] for record in run.records if metric in record][-1:]
-    return bool(_curve(run, metric)) and not (metric.startswith(SCORES) and last == [None])
+def _difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> tuple[list[float], Difference | None]:
+    """Return the differences over the seeds that both have, and their interval."""
+    if ours is theirs:
+        return [], None
+    common = [seed for seed in ours if seed in theirs]
+    values, others = ([finals[seed] for seed in common] for finals in (ours, theirs))
+    differences = np.subtract(values, others)
+    if len(common) < 2 or np.ptp(differences) <= EQUAL * np.abs([values, others]).max():
+        return differences.tolist(), None
+    return differences.tolist(), paired(values, others)
 
 
 def _late(run: OneRun, metric: str, last: int) -> float:
     """Return the mean over the last rounds that have a value."""
     curve = _curve(run, metric)
-    end = max(curve)
-    return float(np.mean([value for round, value in curve.items() if round > end - last]))
-
-
-def _number(record: Record, key: str) -> float | None:
-    """Return a number of a record; "table.name" is in a table."""
-    outer, _, name = key.partition(".")
-    table = record.get(outer)
-    value = table.get(name) if name and isinstance(table, dict) else record.get(key)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    return float(np.mean([value for place, value in curve.items() if place > max(curve) - last]))
 
 
 # --- tables ---
 
 
 def print_comparison(comparison: Comparison, screen: Console) -> None:
-    """Print every block as a table, with notes below."""
-    several, wanted = len(comparison.blocks) > 1, comparison.reference
-    notes = []
-    for block, rows in comparison.blocks:
-        _show(screen, table_of(comparison, rows), block.title if several else "")
-        for line in (*block.notes, *correction_of(rows)):
-            print(paragraph(line, "note  ", "    "))
-        others = [row.group for row in rows if row.reference is None and wanted is not None]
-        if alone := [one.label for one in others if not one.is_called(wanted) and not one.keys_of(wanted)]:
-            words = f"no row named {wanted} is otherwise as {'; '.join(alone)}: no difference is shown"
-            notes.append(f"{block.title}: {words}" if several else words)
-    if several:
-        notes.append("runs on other data, or evaluated on another part, are in separate tables and are not compared")
-    for line in notes:
+    """Print all tables, with notes below."""
+    for data, rows in comparison.tables.items():
+        _show(screen, table_of(comparison, rows), data)
+    for line in _notes(comparison):
         print(paragraph(line, "note  ", "    "))
-    for line in _left_out(comparison):
-        print(paragraph(line, "left out: ", "    "))
 
 
 def _show(screen: Console, table: dict[str, list[str]], title: str) -> None:
@@ -378,27 +351,73 @@ def _show(screen: Console, table: dict[str, list[str]], title: str) -> None:
         show_table(screen, shown, [list(cells) for cells in zip(*(table[head] for head in shown), strict=True)], title)
 
 
-def correction_of(rows: Sequence[Row], mark: str = '"significant"') -> list[str]:
+def table_of(comparison: Comparison, rows: Sequence[Row]) -> dict[str, list[str]]:
+    """Return the columns of one table by heading."""
+    scale, target = 100 if in_percent(comparison.metric) else 1, comparison.target
+    late = f" (last {comparison.last} rounds)" if comparison.last > 1 else ""
+    title = f"{comparison.metric.replace('_', ' ')}{', %' * (scale == 100)}{late}"
+    columns = {
+        "": [row.group.label for row in rows],
+        "n": [str(row.final.n) for row in rows],
+        title: [row.final.text(scale) for row in rows],
+    }
+    if any(row.best for row in rows):
+        columns["best"] = [row.best.text(scale) if row.best else "" for row in rows]
+    if others := {row.reference.label for row in rows if row.reference not in (None, row.group)}:
+        name = others.pop() if len(others) == 1 else comparison.reference
+        columns[f"difference to {name}"] = [_difference_text(row, scale) for row in rows]
+    if target is not None:
+        goal = f"{100 * target:g} %" if scale == 100 else f"{target:g}"
+        for axis in dict.fromkeys(axis for row in rows for axis in row.costs) or ["round"]:
+            columns[f"{COSTS[axis]} to {goal}"] = [_cost_text(row, axis) for row in rows]
+    return columns
+
+
+def _difference_text(row: Row, scale: float) -> str:
+    if row.reference in (None, row.group):
+        return ""
+    if not row.differences:
+        return "no seed in common"
+    n, found = len(row.differences), row.interval
+    if found is None:
+        return f"{scale * np.mean(row.differences):+,.4g} (n = {n}{' alike' * (n > 1)}: no interval)"
+    places, few = decimals(scale * found.half), f" (n = {n})" * (n < row.final.n)
+    mean, low, high = (f"{scale * value:+,.{places}f}" for value in (found.mean, found.low, found.high))
+    return f"{mean} [{low}, {high}]{few}{' significant' * found.significant}"
+
+
+def _cost_text(row: Row, axis: str) -> str:
+    if axis not in row.costs:
+        return "not reached"
+    return row.costs[axis].text() + f" ({row.reached} of {row.final.n})" * (row.reached < row.final.n)
+
+
+def correction_of(rows: Sequence[Row]) -> list[str]:
     """Return comparisons and seeds of a table and the correction of its intervals; nothing without intervals."""
     found = [row.interval for row in rows if row.interval is not None]
     if not found:
         return []
-    seeds = [str(one.n) for one in sorted(found, key=lambda one: one.n)]
+    fewest, most = (choose(one.n for one in found) for choose in (min, max))
     return [
-        f"{len(found)} comparison{'s' * (len(found) > 1)} over {' to '.join(dict.fromkeys((seeds[0], seeds[-1])))} "
-        f"seeds. In brackets: {100 * found[0].level:.4g} % confidence intervals (paired t), corrected for a false "
-        f"discovery rate of 5 % in this table (Benjamini-Hochberg, FCR). {mark}: the interval excludes 0"
+        f"{len(found)} comparison{'s' * (len(found) > 1)} over {f'{fewest} to ' * (fewest < most)}{most} seeds. "
+        f"In brackets: {100 * found[0].level:.4g} % confidence intervals (paired t), corrected for a false "
+        'discovery rate of 5 % in this table (Benjamini-Hochberg, FCR). "significant": the interval excludes 0'
     ]
 
 
-def _left_out(comparison: Comparison) -> list[str]:
-    """Return the runs without a place in the tables, those of one reason in a line."""
-    kinds: dict[str, list[str]] = {}
-    for run in comparison.left_out:
-        kinds.setdefault(f"without {comparison.metric} in the end" if run.summary else "not finished", []).append(
-            run.where
-        )
-    return [f"{kind}: {', '.join(runs)}" for kind, runs in kinds.items()]
+def _notes(comparison: Comparison) -> list[str]:
+    """Return what has to be known besides the tables."""
+    notes = notes_on(row.group for row in comparison.rows)
+    for rows in comparison.tables.values():
+        notes += correction_of(rows)
+    if alone := [row.group.label for row in comparison.rows if row.reference is None]:
+        notes.append(f"no row named {comparison.reference} is otherwise as {'; '.join(alone)}: no difference is shown")
+    if len(comparison.tables) > 1:
+        notes.append("runs on other data, or evaluated on another part, are in separate tables and are not compared")
+    for finished, words in ((True, f"without {comparison.metric} in the end"), (False, "not finished")):
+        if left := [run.where for run in comparison.left_out if bool(run.summary) == finished]:
+            notes.append(f"left out, {words}: {', '.join(left)}")
+    return notes
 
 
 def as_csv(comparison: Comparison) -> str:
@@ -408,90 +427,32 @@ def as_csv(comparison: Comparison) -> str:
     """
     from pandas import DataFrame  # slow to import
 
-    lines: list[dict[str, object]] = []
-    for block, rows in comparison.blocks:
-        for row in rows:
-            line: dict[str, object] = {"block": block.title, "group": row.group.label, **row.group.values}
-            line |= {"metric": comparison.metric, "seeds": " ".join(map(str, row.group.runs)), "n": row.final.n}
-            line |= {"mean": row.final.mean, "std": row.final.deviation}
-            line |= {"best_mean": row.best and row.best.mean, "best_std": row.best and row.best.deviation}
-            line |= {"reference": row.reference.label if row.reference else None, "difference": row.difference}
-            line["common_seeds"] = " ".join(map(str, row.common))
-            line |= {name: getattr(row.interval, name, None) for name in ("low", "high", "level", "significant")}
-            line["comparisons"] = sum(one.interval is not None for one in rows) if row.interval else None
-            line |= {"target": comparison.target, "reached": None if comparison.target is None else row.reached}
-            for key, cost in row.costs.items():
-                line |= {f"{key}_mean": cost.mean, f"{key}_std": cost.deviation}
-            lines.append(line)
+    lines = []
+    for row in comparison.rows:
+        line: dict[str, Any] = {"data": row.group.data, "group": row.group.label, **row.group.values}
+        line |= {"metric": comparison.metric, "seeds": " ".join(map(str, row.group.runs)), "n": row.final.n}
+        line |= {"mean": row.final.mean, "std": row.final.deviation}
+        line |= {"best_mean": row.best and row.best.mean, "best_std": row.best and row.best.deviation}
+        line |= {"reference": row.reference.label if row.reference else None}
+        line |= {"difference": np.mean(row.differences) if row.differences else None, "pairs": len(row.differences)}
+        line |= {name: getattr(row.interval, name, None) for name in ("low", "high", "level", "significant")}
+        line |= {"target": comparison.target, "reached": None if comparison.target is None else row.reached}
+        for axis, cost in row.costs.items():
+            line |= {f"{axis}_mean": cost.mean, f"{axis}_std": cost.deviation}
+        lines.append(line)
     return str(DataFrame(lines, dtype=object).to_csv(index=False))
 
 
 def as_latex(comparison: Comparison) -> str:
-    """Return a tabular with the rules of booktabs for each block; stars mark significant differences."""
+    """Return a tabular with the rules of booktabs for each table; stars mark significant differences."""
     from pandas import DataFrame  # slow to import
 
     texts = []
-    for block, rows in comparison.blocks:
-        columns = table_of(comparison, rows, "*")
+    for data, rows in comparison.tables.items():
+        columns = table_of(comparison, rows)
         plain = DataFrame({head: [" ".join(cell.split()) for cell in cells] for head, cells in columns.items()})
         table = str(plain.to_latex(index=False, escape=True, column_format="l" + "r" * (len(columns) - 1)))
-        notes = (" ".join(line.split()) for line in (block.title or comparison.metric, *correction_of(rows, "*")))
-        texts.append("".join(f"% {line}\n" for line in notes) + MINUS.sub("$-$", table))
+        notes = [" ".join(line.split()) for line in (data or comparison.metric, *correction_of(rows))]
+        text = "".join(f"% {line}\n" for line in notes) + MINUS.sub("$-$", table)
+        texts.append(text.replace(" significant", "*").replace('"significant"', "*"))
     return "\n".join(texts)
-
-
-def table_of(comparison: Comparison, rows: Sequence[Row], mark: str = " significant") -> dict[str, list[str]]:
-    """Return the columns of one block by heading; `mark` follows significant differences."""
-    share, target = in_percent(comparison.metric), comparison.target
-    late = f" (last {comparison.last} rounds)" if comparison.last > 1 else ""
-    references = {row.reference.label for row in rows if row.reference is not None}
-    columns = {
-        "": [row.group.label for row in rows],
-        "n": [str(row.final.n) for row in rows],
-        f"{comparison.metric.replace('_', ' ')}{', %' * share}{late}": [_spread(row.final, share) for row in rows],
-    }
-    if any(row.best is not None for row in rows):
-        columns["best"] = [_spread(row.best, share) for row in rows]
-    if references:
-        name = references.pop() if len(references) == 1 else comparison.reference
-        columns[f"difference to {name}"] = [_difference(row, share, mark) for row in rows]
-    if target is not None:
-        goal = f"{100 * target:g} %" if share else f"{target:g}"
-        for key in dict.fromkeys(key for row in rows for key in row.costs) or ["round"]:
-            columns[f"{COSTS[key][0]} to {goal}"] = [_cost(row, key) for row in rows]
-    return columns
-
-
-def _difference(row: Row, share: bool, mark: str) -> str:
-    if row.reference is None:
-        return ""
-    if row.difference is None:
-        return "no seed in common"
-    text = _text(row.difference, share, "+")
-    found = row.interval
-    if found is None:
-        alike = "" if len(row.common) == 1 else " alike"
-        return f"{text} (n = {len(row.common)}{alike}: no interval)"
-    few = f" (n = {found.n})" if found.n < row.final.n else ""
-    interval = f"[{_text(found.low, share, '+')}, {_text(found.high, share, '+')}]"
-    return f"{text} {interval}{few}{mark if found.significant else ''}"
-
-
-def _cost(row: Row, key: str) -> str:
-    if key not in row.costs:
-        return "not reached"
-    cost, digits = row.costs[key], COSTS[key][1]
-    text = f"{cost.mean:,.{digits}f}"
-    text += f" ± {cost.deviation:,.{digits}f}" if cost.deviation is not None else ""
-    return text if row.reached == row.final.n else f"{text} ({row.reached} of {row.final.n})"
-
-
-def _spread(spread: Spread | None, share: bool) -> str:
-    if spread is None:
-        return ""
-    text = _text(spread.mean, share)
-    return text if spread.deviation is None else f"{text} ± {_text(spread.deviation, share)}"
-
-
-def _text(value: float, share: bool, sign: str = "") -> str:
-    return f"{100 * value:{sign}.2f}" if share else f"{value:{sign}.4g}"

@@ -8,7 +8,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,37 +68,37 @@ class OneRun:
         return int(self.table.get("seed", 0))
 
 
-def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """Return the folders of the runs that are named, or are below a folder that is; each once."""
+def read_runs(places: Iterable[str | Path]) -> list[OneRun]:
+    """Read the runs that are named by folders or patterns, or are in folders below; each once.
+
+    A run that has no record yet has an empty list of them.
+    """
     found: dict[Path, Path] = {}
-    for path in paths:
-        if not path.is_dir():
-            raise UserError(f"{path} is no folder. Name the folder of a run, or one that holds some")
-        inside = _runs_in(path)
+    for place in places:
+        named = [Path(place)] if Path(place).is_dir() else [Path(path) for path in glob.glob(str(place))]
+        inside = _runs_in(path for path in named if path.is_dir())
         if not inside:
-            raise UserError(f"{path} holds no run: there is no config.toml in it, or in a folder below it")
+            raise UserError(f"no folder named {place} holds a run, or folders of runs. Name one that does")
         for folder in inside:
             found.setdefault(folder.resolve(), folder)
-    return list(found.values())
+    return [_read_run(folder) for folder in found.values()]
 
 
-def _runs_in(*folders: Path) -> list[Path]:
+def _runs_in(folders: Iterable[Path]) -> list[Path]:
     """Return the folders that are runs, and of the others the runs below them, numbers in names by value."""
 
     def order(folder: Path) -> tuple[list[str | float], str]:
         pieces = NUMBER.split(str(folder))  # text, number, text, ...
         return [float(piece) if place % 2 else piece for place, piece in enumerate(pieces)], str(folder)
 
-    found = {folder for folder in folders if (folder / CONFIGURATION).is_file()}
-    for above in set(folders) - found:
-        inside = {path.parent for path in above.rglob(CONFIGURATION)}
-        found |= {path for path in inside if PLUGINS not in path.relative_to(above).parts}
+    found: set[Path] = set()
+    for folder in folders:
+        if (folder / CONFIGURATION).is_file():
+            found.add(folder)
+        else:
+            inside = {path.parent for path in folder.rglob(CONFIGURATION)}
+            found |= {path for path in inside if PLUGINS not in path.relative_to(folder).parts}
     return sorted(found, key=order)
-
-
-def read_runs(folders: Iterable[Path]) -> list[OneRun]:
-    """Read the runs of these folders; one that has no record yet has an empty list of them."""
-    return [_read_run(folder) for folder in folders]
 
 
 def _read_run(folder: Path) -> OneRun:
@@ -135,151 +135,106 @@ def shortened(names: Sequence[str], most: int = 8) -> str:
 class SeedGroup:
     """Runs that differ in nothing but the seed."""
 
-    # Values that distinguish it from the others of its block, by key; None for a key that it does not have
-    values: dict[str, str | None]
+    data: str  # Name of the data, and of the part that scores are from; "" if these are the same for all runs
+    label: str  # Its name among the groups on the same data
+    values: dict[str, str]  # Values in the name, by key
     runs: dict[int, OneRun]  # The runs by seed
 
     @property
-    def parts(self) -> dict[str, str]:
-        """Parts of a name, by key: `lr = 0.1`, `0.1` where that says enough, or `without local.lr`."""
-        ends = [key.rpartition(".")[2] for key in self.values]
-        parts = {}
-        for (key, value), end in zip(self.values.items(), ends, strict=True):
-            bare = key in BARE or not ("." in key or key in (*all_keys(), PLUGINS))
-            name = end if ends.count(end) == 1 else key
-            parts[key] = f"without {key}" if value is None else value if bare else f"{name} = {value}"
-        return parts
-
-    @property
-    def words(self) -> list[str]:
-        """Components of the name; `without local.lr` and such are left out unless there are no others."""
-        given = [part for key, part in self.parts.items() if self.values[key] is not None]
-        return given or [*self.parts.values()]
-
-    @property
-    def label(self) -> str:
-        """Name of the group in tables."""
-        return ", ".join(self.words)
-
-    @property
-    def given(self) -> list[str]:
-        """Keys of its name that its own sweep gave it; another variant lists the others."""
-        return [key for key in self.values if all(key in run.labels for run in self.runs.values())] or [*self.values]
-
-    def is_called(self, name: str | None) -> bool:
-        """Check whether that is its name, apart from capitals and spaces around commas and signs of equality."""
-        return _plain(name) == _plain(self.label)
-
-    def keys_of(self, part: str | None) -> list[str]:
-        """Return the keys of its name with this part."""
-        return [key for key, own in self.parts.items() if _plain(own) == _plain(part)]
+    def first(self) -> OneRun:
+        """The run of the first seed."""
+        return next(iter(self.runs.values()))
 
 
-@dataclass(frozen=True)
-class GroupsAlike:
-    """Groups on the same data, evaluated alike."""
-
-    title: str  # Name of the data, if there are several blocks
-    groups: list[SeedGroup]
-    notes: list[str]  # Facts that a reader has to know before comparing
-
-
-def _plain(name: str | None) -> str:
-    return re.sub(r"\s*([,=])\s*", r"\1", (name or "").strip()).lower()
+def by_data(groups: Iterable[SeedGroup]) -> dict[str, list[SeedGroup]]:
+    """Return the groups that can be compared with one another, by the name of their data."""
+    found: dict[str, list[SeedGroup]] = {}
+    for group in groups:
+        found.setdefault(group.data, []).append(group)
+    return found
 
 
-def blocks_of(runs: Sequence[OneRun], by: Sequence[str] = ()) -> list[GroupsAlike]:
-    """Return finished runs in blocks of the same data and measure, and in groups that differ in the seed only."""
+def grouped(runs: Sequence[OneRun], by: Sequence[str] = ()) -> list[SeedGroup]:
+    """Return runs in groups over seeds: those on the same data, with scores from the same part, one after another."""
     for key in by:
         if not any(key in run.table or key in run.labels for run in runs) and key not in all_keys():
             raise UserError(unknown_key(key, "--by", [*all_keys(), *(key for run in runs for key in run.labels)]))
     runs = _with_names_of_data(runs)
-    keys = [key for key in _differing(runs) if _of_the_measure(key)]
-    blocks = []
+    keys = [key for key in _differing(runs) if key == "evaluation.on" or key.startswith("data.")]
+    groups = []
     for values, together in _by_values(runs, keys).items():
         parts = [f"{key} = {value}" for key, value in zip(keys, values, strict=True) if value is not None]
-        title = ", ".join(parts or (f"without {key}" for key in keys))
-        blocks.append(GroupsAlike(title, _groups(together, by), _notes(together)))
-    return blocks
+        groups += _groups(together, by, ", ".join(parts or (f"without {key}" for key in keys)))
+    return groups
 
 
-def _by_values(runs: Iterable[OneRun], keys: Sequence[str]) -> dict[tuple[str | None, ...], list[OneRun]]:
-    found: dict[tuple[str | None, ...], list[OneRun]] = {}
-    for run in runs:
-        found.setdefault(tuple(_value(run, key) for key in keys), []).append(run)
-    return found
-
-
-def _groups(runs: Sequence[OneRun], by: Sequence[str]) -> list[SeedGroup]:
-    keys = [key for key in _differing(runs) if not key.startswith(OF_NO_MATTER)]
+def _groups(runs: Sequence[OneRun], by: Sequence[str], data: str) -> list[SeedGroup]:
+    keys = _differing(runs)
     found = list(_by_values(runs, keys).values())
+    labels = set() if by else {key for run in runs for key in run.labels}
+    chosen = by or _distinguishing([together[0] for together in found], keys, labels)
     groups: list[SeedGroup] = []
-    for own, together in zip(_what_sets_apart(found, keys, by), found, strict=True):
-        other = next((group for group in groups if group.values == own), None)
-        if other is not None:
-            first = next(iter(other.runs.values()))
-            mixed = [key for key in keys if _value(first, key) != _value(together[0], key)]
-            key = next((key for key in ("preset", "local.lr") if key in mixed), mixed[0])
-            one, two = (_value(run, key) or f"without {key}" for run in (first, together[0]))
-            raise UserError(
-                f"--by {','.join(by)} puts runs together that differ in {key} ({one}, {two}): "
-                f"--by {','.join([*by, key])} keeps them apart"
-            )
+    for together in found:
+        values = {key: value for key in chosen if (value := _value(together[0], key, labels)) is not None}
+        if twin := next((group for group in groups if group.values == values), None):
+            mixed = differing([twin.first.table, together[0].table])
+            several = shortened([key for key in mixed if key in keys])
+            raise UserError(f"--by {','.join(by)} puts runs together that differ in {several}. Add such a key")
         seeds: dict[int, OneRun] = {}
         for run in sorted(together, key=lambda run: run.seed):
             if seeds.setdefault(run.seed, run) is not run:
                 both = f"{seeds[run.seed].folder} and {run.folder}"
                 raise UserError(f"{both} are the same run, seed {run.seed} included. Name one")
-        groups.append(SeedGroup(own, seeds))
+        groups.append(SeedGroup(data, _label(values, chosen), values, seeds))
     return groups
 
 
-def _what_sets_apart(
-    groups: Sequence[Sequence[OneRun]], keys: Sequence[str], by: Sequence[str]
-) -> list[dict[str, str | None]]:
-    """Return the values that distinguish each group: of the keys `by`, its sweep's keys, or as few keys as suffice."""
-
-    def values_of(chosen: Sequence[str], value: Callable[[OneRun, str], str | None]) -> list[dict[str, str | None]]:
-        return [{key: value(group[0], key) for key in chosen} for group in groups]
-
-    def labeled(run: OneRun, key: str) -> str | None:
-        return shown_value(run.labels[key]) if key in run.labels else _value(run, key)
-
-    if by:
-        return values_of(by, _value)
-    own = list(dict.fromkeys(key for group in groups for run in group for key in run.labels if key != "seed"))
-    for labels in (own, [*own, PLUGINS]) if own else ():
-        named = [{tuple(labeled(run, key) for key in labels) for run in group} for group in groups]
-        if all(len(one) == 1 for one in named) and len(set.union(*named)) == len(groups):
-            varied = [key for key in labels if len({labeled(group[0], key) for group in groups}) > 1]
-            return values_of(varied or labels, labeled)
-    ordered = [*(key for key in BARE if key in keys), *(key for key in keys if key not in BARE)]
+def _distinguishing(runs: Sequence[OneRun], keys: Sequence[str], labels: set[str]) -> Sequence[str]:
+    """Return as few keys as distinguish runs: what their sweeps name, then preset and model, then any other."""
+    ordered = list(dict.fromkeys([*(key for run in runs for key in run.labels), *BARE, *keys]))
+    ordered = [key for key in ordered if key != "seed"]
     chosen: list[str] = []
-    firsts = [group[0] for group in groups]
     for key in ordered:
-        if len(_by_values(firsts, [*chosen, key])) > len(_by_values(firsts, chosen)):
+        if len(_by_values(runs, [*chosen, key], labels)) > len(_by_values(runs, chosen, labels)):
             chosen.append(key)
-    for run in firsts:  # one that has none of these is named by what it has instead: epochs where others have steps
-        has = [key for key in ordered if _value(run, key) is not None]
-        if has and not set(has) & set(chosen):
+    for run in runs:  # one that has none of these is named by what it has instead: epochs where others have steps
+        has = [key for key in keys if _value(run, key) is not None]
+        if has and not any(_value(run, key, labels) for key in chosen):
             chosen.append(has[0])
-    return values_of(chosen or ["preset"], _value)
+    return chosen or ordered[:1]
 
 
-def _of_the_measure(key: str) -> bool:
-    """Check whether scores of runs that differ in this key are not comparable."""
-    return key == "evaluation.on" or (key.startswith("data.") and not key.startswith(OF_NO_MATTER))
+def _label(values: dict[str, str], keys: Sequence[str]) -> str:
+    """Return the name of a group: `fedavg, lr = 0.1`, or `without local.lr` if it has none of the keys."""
+    ends, words = [key.rpartition(".")[2] for key in keys], []
+    for key, value in values.items():
+        end = key.rpartition(".")[2]
+        bare = key in BARE or not ("." in key or key in (*all_keys(), PLUGINS))
+        words.append(value if bare else f"{end if ends.count(end) == 1 else key} = {value}")
+    return ", ".join(words or [f"without {key}" for key in keys])
 
 
-def _value(run: OneRun, key: str) -> str | None:
-    """Return a run's value of a key, as tables show it; None if it has none."""
+def _by_values(
+    runs: Iterable[OneRun], keys: Sequence[str], labels: Collection[str] = ()
+) -> dict[tuple[str | None, ...], list[OneRun]]:
+    found: dict[tuple[str | None, ...], list[OneRun]] = {}
+    for run in runs:
+        found.setdefault(tuple(_value(run, key, labels) for key in keys), []).append(run)
+    return found
+
+
+def _value(run: OneRun, key: str, labels: Collection[str] = ()) -> str | None:
+    """Return a run's value of a key as tables show it; None if it has none, or its sweep did not vary this label."""
+    if run.labels and key in labels and key not in run.labels:
+        return None
     found = run.table if key in run.table else run.labels
     return shown_value(found[key]) if key in found else None
 
 
 def _differing(runs: Sequence[OneRun]) -> list[str]:
-    """Return keys in whose values the runs differ, without the seed."""
-    return [key for key in differing([run.table for run in runs]) if key != "seed"]
+    """Return keys in which runs differ, without the seed and those that change nothing about what is learned."""
+    keys = differing([run.table for run in runs])
+    return [key for key in keys if key != "seed" and (key == "evaluation.on" or not key.startswith(OF_NO_MATTER))]
 
 
 def _with_names_of_data(runs: Sequence[OneRun]) -> list[OneRun]:
@@ -291,32 +246,33 @@ def _with_names_of_data(runs: Sequence[OneRun]) -> list[OneRun]:
     here = os.getcwd() + os.sep
     first: dict[str, str] = {}
     same: dict[str, list[OneRun]] = {}
-    names = []
     for run in runs:
         text = str(run.table.get(DATA, "digits")).removeprefix(here)
-        names.append(first.setdefault(run.data or text, text))
-        same.setdefault(names[-1], []).append(run)
+        same.setdefault(first.setdefault(run.data or text, text), []).append(run)
+    named = {}
+    for name, together in same.items():
+        one_seed = len({run.seed for run in together}) == 1
+        pattern = rf"^(.*)(?<!\d){together[0].seed}(?!\d)"
+        text = re.sub(pattern, r"\g<1>{seed}", name, count=1, flags=re.DOTALL) if one_seed else name
+        several = len({run.data for run in together} - {""}) > 1
+        for run in together:
+            shown = f"{text} (sha256 {run.data[:8]})" if several else text
+            named[run.folder] = replace(run, table=run.table | {DATA: shown})
+    return [named[run.folder] for run in runs]
 
-    def shown(run: OneRun, name: str) -> str:
-        several = len({other.data for other in same[name]} - {""}) > 1
-        if len({other.seed for other in same[name]}) == 1:
-            name = re.sub(rf"^(.*)(?<!\d){run.seed}(?!\d)", r"\g<1>{seed}", name, count=1, flags=re.DOTALL)
-        return f"{name} (sha256 {run.data[:8]})" if several else name
 
-    return [replace(run, table=run.table | {DATA: shown(run, name)}) for run, name in zip(runs, names, strict=True)]
-
-
-def _notes(runs: Sequence[OneRun]) -> list[str]:
-    """Return differences between runs of one block that would be overlooked."""
+def notes_on(groups: Iterable[SeedGroup]) -> list[str]:
+    """Return differences between runs on the same data that would be overlooked."""
     notes = []
-    for key, why in (
-        ("evaluation.every", "best rounds and rounds to a target depend on the number of evaluations"),
-        ("rounds", "final values are from different rounds"),
-    ):
-        settings = [str(len(run.records)) if key == "rounds" else _value(run, key) for run in runs]
-        values = [value for value in dict.fromkeys(settings) if value is not None]
-        if len(values) > 1:
-            notes.append(f"{key} differs ({', '.join(values)}): {why}")
+    for together in by_data(groups).values():
+        runs = [run for group in together for run in group.runs.values()]
+        every = dict.fromkeys(_value(run, "evaluation.every") or "1" for run in runs)
+        rounds = dict.fromkeys(str(len(run.records)) for run in runs)
+        if len(every) > 1:
+            why = "best rounds and rounds to a target depend on the number of evaluations"
+            notes.append(f"evaluation.every differs ({', '.join(every)}): {why}")
+        if len(rounds) > 1:
+            notes.append(f"rounds differs ({', '.join(rounds)}): final values are from different rounds")
     return notes
 
 
@@ -344,7 +300,7 @@ def load_runs(pattern: str | Path, unfinished: bool = False) -> list[Run]:
     UserError
         There is no such run.
     """
-    runs = _read(pattern)
+    runs = read_runs([pattern])
     kept = [run for run in runs if unfinished or run.summary]
     if not kept:
         listed = shortened([run.where for run in runs])
@@ -376,7 +332,7 @@ def frame(pattern: str | Path) -> DataFrame:
     """
     from pandas import json_normalize  # slow to import
 
-    runs = [run for run in _read(pattern) if run.records]
+    runs = [run for run in read_runs([pattern]) if run.records]
     if not runs:
         raise UserError(f"no run of {pattern} has finished a round yet. Wait for the first one")
     if left := [run.where for run in runs if not run.summary]:
@@ -390,13 +346,3 @@ def frame(pattern: str | Path) -> DataFrame:
         facts |= {key: str(value) if isinstance(value := run.table.get(key), list) else value for key in keys}
         rows += [facts | record for record in run.records]
     return json_normalize(rows)
-
-
-def _read(pattern: str | Path) -> list[OneRun]:
-    """Read the runs that a pattern names, or that are below what it names."""
-    whole = Path(pattern)
-    named = [whole] if whole.is_dir() else [path for path in map(Path, glob.glob(str(pattern))) if path.is_dir()]
-    found = _runs_in(*named)
-    if not found:
-        raise UserError(f"no folder named {pattern} holds a run, or folders of runs")
-    return read_runs(found)

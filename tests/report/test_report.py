@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import csv
 import json
-import math
 import os
 import re
 import sys
@@ -18,12 +17,13 @@ import pytest
 import fedmpi
 from fedmpi import UserError
 from fedmpi.records.history import clients_from_text
-from fedmpi.records.tables import read_clients, write_clients
+from fedmpi.records.tables import read_clients
 from fedmpi.report import curves as numbers
-from fedmpi.report.curves import MOST_ROUNDS, curves, thinned
+from fedmpi.report.curves import MOST_ROUNDS, thinned
 from fedmpi.report.figures import DASHES, METHODS, Shown, styles
-from fedmpi.report.page import Item, page_contents, render_page, write_report
-from fedmpi.results.loading import OneRun, find_runs, read_runs
+from fedmpi.report.page import Item, compact, page_contents, render_page, write_report
+from fedmpi.results.comparison import Spread
+from fedmpi.results.loading import OneRun, read_runs
 
 SMALL: dict[str, Any] = {
     "rounds": 3,
@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def runs(folder: Path) -> list[OneRun]:
-    return read_runs(find_runs([folder]))
+    return read_runs([folder])
 
 
 @pytest.fixture(scope="module")
@@ -73,35 +73,28 @@ def run_of(records: list[dict[str, Any]], **facts: Any) -> OneRun:
     return OneRun(Path("x"), {"preset": "a", "rounds": len(records)}, records, facts, "finished")
 
 
-def test_numbers_are_mean_and_deviation_of_the_records_over_seeds(
-    runs: list[OneRun], shown: Shown, contents: dict[str, Any]
-) -> None:
-    group, both = shown.configurations[shown.labels.index("fedavg")], of(runs, "fedavg")
-    assert group["seeds"] == [0, 1] and contents["rounds"] == 3
-    for key in ("test_accuracy", "train_loss", "samples"):
-        values = np.array([[record[key] for record in run.records] for run in both])
-        assert group["y"][key]["mean"] == pytest.approx(values.mean(axis=0), rel=1e-4)
-        assert group["y"][key]["deviation"] == pytest.approx(values.std(axis=0, ddof=1), rel=1e-4, abs=1e-9)
-        assert group["y"][key]["n"] == [2, 2, 2]
-    samples = np.array([[record["samples"] for record in run.records] for run in both]).cumsum(axis=1)
-    megabytes = np.array([[r["bytes_client_up"] + r["bytes_client_down"] for r in run.records] for run in both]) / 1e6
-    assert group["x"]["round"] == [1, 2, 3]
-    assert group["x"]["samples"] == pytest.approx(samples.mean(axis=0), rel=1e-4)
-    assert group["x"]["megabytes"] == pytest.approx(megabytes.cumsum(axis=1).mean(axis=0), rel=1e-4)
-    results, place = tables(contents)["results"], shown.labels.index("fedavg")
-    last = [run.records[-1]["test_accuracy"] for run in both]
-    assert results["test accuracy"][place] == pytest.approx([np.mean(last), np.std(last, ddof=1)], rel=1e-4)
-    assert results["samples"][place][0] == pytest.approx(samples[:, -1].mean(), rel=1e-4)
-    sent = [tables(contents)["traffic"][f"MB {way} clients"][place][0] for way in ("from", "to")]
-    assert sum(sent) == pytest.approx(megabytes.sum(axis=1).mean(), rel=1e-4) == results["MB"][place][0]
-
-
-def test_settings_are_different_or_common(contents: dict[str, Any]) -> None:
-    found = tables(contents)
-    apart = dict(zip(found["differences"]["key"], found["differences"]["fedavg"], strict=True))
-    common = dict(zip(found["common"]["key"], found["common"]["value"], strict=True))
-    assert apart["preset"] == "fedavg" and apart["samples.size.epsilon"] == "\u2013"
-    assert common["rounds"] == "3" and not apart.keys() & common.keys() and "seed" not in apart | common
+def test_numbers_are_those_of_the_records(runs: list[OneRun], shown: Shown, contents: dict[str, Any]) -> None:
+    both, place = of(runs, "fedavg"), shown.labels.index("fedavg")
+    work = [
+        [sum(record[f"bytes_client_{way}"] for record in run.records) / 1e6 for way in ("up", "down")] for run in both
+    ]
+    for run, one in zip(both, [one for one in shown.runs if one["label"] == "fedavg"], strict=True):
+        assert (one["seed"], one["name"], one["x"]["round"]) == (run.seed, run.name, [1, 2, 3])
+        for key in ("test_accuracy", "train_loss", "samples"):
+            assert one["y"][key] == [record[key] for record in run.records]
+        assert one["x"]["samples"] == np.cumsum(one["y"]["samples"]).tolist()
+        assert one["x"]["megabytes"][-1] == pytest.approx(sum(work[run.seed]))
+    results = tables(contents)["results"]
+    assert results["test accuracy"][place] == Spread.of([run.records[-1]["test_accuracy"] for run in both])
+    assert results["samples"][place] == Spread.of([sum(record["samples"] for record in run.records) for run in both])
+    for way, words in enumerate(("from", "to")):
+        assert results[f"MB {words} clients"][place] == Spread.of([one[way] for one in work])
+    assert (results["seeds"][place], results["rounds"][place]) == (2, 3)
+    settings = tables(contents)["differences"]
+    apart = dict(zip(settings["key"], settings["fedavg"], strict=True))
+    assert (apart["preset"], apart["samples.size.epsilon"]) == ("fedavg", "\u2013") and not {"seed", "rounds"} & {
+        *apart
+    }
 
 
 def test_selected_clients_strata_sizes_and_scores_of_clients_are_those_of_the_records(
@@ -112,58 +105,53 @@ def test_selected_clients_strata_sizes_and_scores_of_clients_are_those_of_the_re
     there = np.zeros((20, 3), int)
     for record in run.records:
         there[clients_from_text(record["clients"]), record["round"]] = 1
-    assert drawn["participation"]["counts"] == there.tolist() and drawn["participation"]["binary"]
-    assert drawn["participation"]["rounds"] == [1, 2, 3, 4]
+    assert drawn["participation"]["share"] == there.tolist() and drawn["participation"]["binary"]
+    assert drawn["participation"]["rounds"] == drawn["strata"]["rounds"] == [1, 2, 3, 4]
     assert drawn["participation"]["evenness"]["used"] == pytest.approx((there.sum(axis=1) > 0).mean())
-    assert drawn["strata"] == [
-        [record["round"] + 1, h + 1, size, taken]
-        for record in run.records
-        for h, (size, taken) in enumerate(zip(record["stratum_sizes"], record["allocation"], strict=True))
-    ]
-    ratio = [record["size_estimate"] / record["size_true"] for record in run.records]
-    group = shown.configurations[shown.labels.index("fedstas-dp")]
-    assert group["y"]["size_ratio"]["mean"] == pytest.approx(ratio, rel=1e-4) and "n" not in group["y"]["size_ratio"]
-    view, table = drawn["view"], read_clients(run.folder)
-    assert sorted(view["client"]) == table["client"].tolist() and view["accuracy"] == sorted(view["accuracy"])
-    for place, client in enumerate(map(int, view["client"])):
-        for name in ("accuracy", "loss", "samples", "training_samples", "times_used", "label_distance"):
-            assert view[name][place] == pytest.approx(table[name][client], rel=1e-4, abs=1e-9)
-    assert not any("view" in one for one in shown.runs if one["name"] != "strata")
+    shares = np.array(drawn["strata"]["share"])
+    for record in run.records:
+        taken = [m / n for m, n in zip(record["allocation"], record["stratum_sizes"], strict=True)]
+        assert shares[: len(taken), record["round"]].tolist() == taken
+    assert drawn["y"]["size_ratio"] == [record["size_estimate"] / record["size_true"] for record in run.records]
     served = tables(contents)["served"]["client accuracy mean"][shown.labels.index("fedstas-dp")]
-    assert served[0] == pytest.approx(table["accuracy"].mean(), rel=1e-4)
+    assert served.mean == pytest.approx(read_clients(run.folder)["accuracy"].mean())
 
 
 def test_a_round_without_allocation_draws_from_no_stratum() -> None:
-    rounds = [{"round": 0, "stratum_sizes": [4, 5]}, {"round": 1, "stratum_sizes": [3, 6], "allocation": [1, 2]}]
-    assert numbers.strata(run_of(rounds)) == [[2, 1, 3, 1], [2, 2, 6, 2]]
+    rounds = [
+        {"round": 0, "stratum_sizes": [4, 5]},
+        {"round": 1, "stratum_sizes": [4, 8, 0], "allocation": [1, 2, 0]},
+        {"round": 2, "stratum_sizes": [5], "allocation": [5]},
+    ]
+    found = numbers.strata(run_of(rounds))
+    assert found is not None and (found["rows"], found["rounds"]) == ([1, 2, 3, 4], [2, 3, 4])
+    assert (
+        compact(found["share"]) == [[0.25, 1], [0.25, None], [0, None]] and numbers.strata(run_of(rounds[:1])) is None
+    )
 
 
-def test_many_clients_and_rounds_share_cells_and_none_is_lost(tmp_path: Path) -> None:
+def test_many_clients_and_rounds_share_cells_and_none_is_lost() -> None:
     cohorts = [np.arange(t, 10_000, 7) for t in range(333)]
     records = [{"round": t, "clients": " ".join(map(str, cohort))} for t, cohort in enumerate(cohorts)]
     found = numbers.participation(run_of(records, clients=10_000))
     assert found is not None and not found["binary"]
-    counts = np.array(found["counts"])
-    assert counts.sum() == sum(map(len, cohorts))
+    rows, columns = np.diff(found["rows"]), np.diff(found["rounds"])
+    counts = np.array(found["share"]) * np.outer(rows, columns)
+    assert counts.sum() == pytest.approx(sum(map(len, cohorts)))
     assert counts.shape[0] <= numbers.MOST_ROWS and counts.shape[1] <= numbers.MOST_COLUMNS
-    rows, columns = found["clients"], found["rounds"]
-    inside = [cohort[(cohort >= rows[2]) & (cohort < rows[3])] for cohort in cohorts[columns[1] - 1 : columns[2] - 1]]
-    assert counts[2, 1] == sum(map(len, inside))
-    accuracy = np.random.default_rng(0).permutation(10_000) / 9_999
-    columns = {"round": np.zeros(10_000, int), "client": np.arange(10_000), "samples": np.ones(10_000, int)}
-    write_clients(tmp_path, columns | {"accuracy": accuracy, "loss": 1 - accuracy}, 1)
-    scores = numbers.view(OneRun(tmp_path, {}, [], {}, ""))
-    assert scores is not None and len(scores["client"]) == numbers.MOST_POINTS
-    assert (scores["accuracy"][0], scores["accuracy"][-1]) == (0, 1) and np.diff(scores["accuracy"]).max() < 0.01
+    first, last = found["rows"][2:4]
+    some = cohorts[found["rounds"][1] - 1 : found["rounds"][2] - 1]
+    assert counts[2, 1] == pytest.approx(sum(((cohort >= first) & (cohort < last)).sum() for cohort in some))
 
 
 def test_of_many_rounds_evaluated_ones_are_drawn() -> None:
     records: list[dict[str, Any]] = [{"round": t, "train_loss": 1.0} for t in range(5_000)]
-    assert len(curves([records])["x"]["round"]) == MOST_ROUNDS
+    assert len(numbers.drawn_rounds([run_of(records)])) == MOST_ROUNDS
     for record in records[9::10]:
         record["test_accuracy"] = 0.5
-    found = curves([records, records])
-    assert found["y"]["test_accuracy"] == {"mean": [0.5] * 250, "deviation": [0] * 250, "n": [2] * 250}
+    rounds = numbers.drawn_rounds([run_of(records), run_of(records[:90])])
+    found = numbers.curves(run_of(records), rounds)
+    assert found["y"]["test_accuracy"] == [0.5] * 250
     assert (found["x"]["round"][0], found["x"]["round"][-1]) == (10, 5_000)
     assert thinned(range(10), 4) == [0, 3, 6, 9]
 
@@ -193,16 +181,16 @@ def test_what_is_not_finished_or_not_finite_is_reported_and_not_replaced(tmp_pat
     ]
     evenness = [run["participation"]["evenness"] for run in made["shown"].runs]
     assert evenness[0]["used"] == evenness[2]["used"] == 0.25 and evenness[1] is None
-    assert tables(made)["results"]["test loss"] == [[0.5, 0.0]]
-    assert made["shown"].configurations[0]["y"]["test_loss"]["n"] == [3, 3, 1]
+    assert tables(made)["results"]["test loss"] == [Spread(2, 0.5, 0.0)]
+    assert [run["y"]["test_loss"][-1] for run in made["shown"].runs] == [0.5, 0.5, None]
 
 
 def test_a_figure_is_there_only_if_there_are_numbers_for_it(contents: dict[str, Any]) -> None:
     drawn = {item.name for items in contents["sections"].values() for item in items if item.figure}
-    assert drawn == {"curve", "loss", "participation", "strata", "size-ratio", "view-distribution", "time", "privacy"}
+    assert drawn == {"curve", "loss", "participation", "strata", "size-ratio", "time", "privacy"}
     made = page_contents([run_of([{"round": 0, "samples": 9}])])
     assert {item.name for items in made["sections"].values() for item in items if item.figure} == {"curve"}
-    assert "Mediators" not in contents["sections"] and made["sections"]["Participation"][0].note
+    assert made["sections"]["Participation"][0].note and "Clients" not in made["sections"]
 
 
 def test_a_method_has_one_color_and_its_variants_have_other_dashes() -> None:
@@ -233,12 +221,10 @@ def test_the_page_holds_its_data_and_asks_for_nothing(contents: dict[str, Any], 
     assert "<title>all &lt;three&gt; of them" in page and "@@" not in page and "<li>a &lt;note&gt;</li>" in page
     held = re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.S)
     data = json.loads(held[1]) if held else {}
-    assert data["datasets"]["configurations"] == shown.configurations
+    assert data["datasets"]["runs"] == compact(shown.runs)
     assert page.count("<figure") == len(data["figures"]) and page.count("</script>") == 3
     assert not re.search(r"""(?:src|href)\s*=\s*["']?(?:https?:)?//""", page) and "default-src 'none'" in page
-    mean, deviation = tables(contents)["results"]["test accuracy"][shown.labels.index("fedavg")]
-    digits = 1 - math.floor(math.log10(deviation))
-    text = f"{mean:.{digits}f}\xa0±\xa0{deviation:.{digits}f}"
+    text = tables(contents)["results"]["test accuracy"][shown.labels.index("fedavg")].text()
     assert f"<td>{text}</td>" in page and "<td>samples.size.epsilon</td>" in page
     [link] = re.findall(r'download="results.csv" href="data:text/csv;base64,([^"]+)"', page)
     rows = {row["configuration"]: row for row in csv.DictReader(base64.b64decode(link).decode().splitlines())}
