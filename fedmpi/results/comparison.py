@@ -277,18 +277,18 @@ def compare_runs(
     return found
 
 
-def _reference_of(group: SeedGroup, groups: Sequence[SeedGroup], wanted: str | None) -> SeedGroup | None:
-    """Return the group with the wanted words in its name whose other words are all in the group's; the one with most.
+def _reference_of(group: SeedGroup, groups: Sequence[SeedGroup], requested: str | None) -> SeedGroup | None:
+    """Return the group whose name has the requested words and, besides them, only words of the given group's name.
 
-    Without wanted words the first group.
+    The longest such name counts; without a request, the first group.
     """
 
     def words(name: str) -> set[str]:
         return set("".join(name.lower().split()).split(","))
 
-    if wanted is None:
+    if requested is None:
         return groups[0]
-    own, asked = words(group.label), words(wanted)
+    own, asked = words(group.label), words(requested)
     fitting = [other for other in groups if asked <= words(other.label) and words(other.label) - asked <= own]
     return max(fitting, key=lambda other: len(words(other.label)), default=None)
 

@@ -155,7 +155,7 @@ def by_data(groups: Iterable[SeedGroup]) -> dict[str, list[SeedGroup]]:
 
 
 def grouped(runs: Sequence[OneRun], by: Sequence[str] = ()) -> list[SeedGroup]:
-    """Return runs in groups over seeds: those on the same data, with scores from the same part, one after another."""
+    """Return runs in groups over seeds, in the order of their data and of the part that scores are from."""
     for key in by:
         if not any(key in run.table or key in run.labels for run in runs) and key not in all_keys():
             raise UserError(unknown_key(key, "--by", [*all_keys(), *(key for run in runs for key in run.labels)]))

@@ -128,7 +128,7 @@ SWEPT = [
     )
     for labels in [{"run": name, "seed": seed, "local.lr": lr} | ({"local.proximal_mu": mu} if name == "Prox" else {})]
 ]
-"""Two methods with two rates each, of which one has a further key, and one with a rate of its own."""
+"""Two methods with two rates each; the second has a further key. One method has another rate."""
 LABELS: dict[str, tuple[list[OneRun], Sequence[str], list[str]]] = {
     "what a sweep varied for each": (
         [
@@ -205,7 +205,7 @@ def test_each_group_is_compared_with_its_like(case: str) -> None:
     assert [row.reference.label if row.reference else "" for row in rows] == expected
 
 
-def test_the_table_shows_differences_to_the_wanted_reference() -> None:
+def test_the_table_shows_differences_to_the_requested_reference() -> None:
     found = compare_runs(SWEPT, reference="fed avg")
     assert [np.mean(row.differences) for row in found.rows[2:4]] == pytest.approx([0.055] * 2)
     text = " ".join(rendered(found).split())
@@ -219,7 +219,7 @@ ERRORS: dict[str, tuple[list[OneRun], dict[str, Any], str]] = {
     "not finite in the end": ([run([0.1, 0.2], test_loss=[0.5, None])], {"metric": "test_loss"}, "a number test_loss"),
     "a table": ([run(rebalancing=[{"mode": "virtual"}])], {"metric": "rebalancing.mode"}, "a number rebalancing.mode"),
     "no such reference": (SWEPT, {"reference": "FedSGD"}, "--reference FedSGD: .*: Fed Avg, lr = 0.1;"),
-    "unlike runs together": (METHODS, {"by": ["rounds"]}, "--by rounds .*differ in preset, local.proximal_mu"),
+    "different runs together": (METHODS, {"by": ["rounds"]}, "--by rounds .*differ in preset, local.proximal_mu"),
     "no such key": (METHODS, {"by": ["presett"]}, "presett in --by; did you mean preset"),
     "a run twice": ([run(), run()], {}, r"run\d+ and run\d+ are the same run, seed 0 included"),
 }
