@@ -40,12 +40,12 @@ BESIDE: dict[str, dict[str, Any]] = {
     "scheduling:dealt": {"topology": "mediators", "topology.clients_per_mediator": 2},
 }
 """Settings that a component needs."""
-METRICS: dict[str, dict[str, Any]] = {"metric:coverage": {"least": 0.2}}
+METRICS: dict[str, dict[str, Any]] = {"metric:coverage": {"task.metrics.least": 0.2}}
 PREPARED: dict[str, dict[str, Any]] = {
     "data_set:waves": {"noise": 0.1},
     "partition:home_class": {"share": 0.9},
 }
-SOURCES: dict[str, dict[str, Any]] = {"source:clouds": {"clients": 7}}
+SOURCES: dict[str, dict[str, Any]] = {"source:clouds": {"data.source.clients": 7}}
 KINDS = {
     "data_set:waves": "data set",
     "local_optimizer:nesterov": "local optimizer",

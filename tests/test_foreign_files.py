@@ -6,7 +6,6 @@ And what is said to those who write such files for the first time.
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,8 @@ import torch
 from torch import nn
 
 import fedmpi
+import fedmpi.testing
 from fedmpi import Cohort, LocalAlgorithm, aggregator, client_sampler, server_optimizer, weights
-from fedmpi.testing.kit import part_of
 
 FILES = Path(__file__).parent / "foreign"
 SAME = {"rounds": 3, "clients.count": 4, "server.exact": True}
@@ -69,7 +68,7 @@ def test_they_continue_after_a_stop_as_if_there_had_been_none(name: str, tmp_pat
 
 @pytest.mark.parametrize("name", ["bandit:Bandit", "stripes:stripes", "variates:Variates", "weiszfeld:Weiszfeld"])
 def test_they_keep_their_contract(name: str) -> None:
-    for check in fedmpi.testing.checks(part_of(name), {}, runs=False):
+    for check in fedmpi.testing.checks(name, runs=False):
         assert check()
 
 
@@ -227,24 +226,6 @@ def test_a_model_of_another_type_takes_samples_for_float32_or_is_rejected(dtype:
             fedmpi.UserError, match=f"^the model's parameters are torch.{dtype}, which no engine trains"
         ):
             fedmpi.run("fedavg", {**keys, "model.converts": converts})
-
-
-@pytest.mark.parametrize(
-    ("generator", "draw"),
-    [
-        ("numpy", lambda view: np.random.permutation(view.available)),  # noqa: NPY002
-        ("torch", lambda view: torch.randperm(len(view.available)).numpy()),
-        (None, lambda view: view.generator.permutation(view.available)),
-    ],
-)
-def test_the_log_warns_of_draws_that_no_seed_sets(
-    generator: str | None, draw: Callable[[Any], Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING, "fedmpi"):
-        fedmpi.run("fedavg", {"rounds": 2, "clients.sampler": client_sampler(lambda v: Cohort(draw(v)[:3]))})
-    warnings = [record.getMessage() for record in caplog.records if "global generator" in record.getMessage()]
-    assert len(warnings) == (generator is not None)
-    assert generator is None or f"global generator of {generator}." in warnings[0]
 
 
 BROKEN = {

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedmpi.common.calling import calling, naming, refuse_result, result_tensor, takes
+from fedmpi.common.calling import calling, refuse_result, result_tensor, takes
 from fedmpi.common.decorators import aggregator
 from fedmpi.common.errors import UserError
 from fedmpi.common.imports import Later
@@ -201,7 +201,7 @@ class Aggregator:
         with calling(self.part, round):
             found = self._combine(updates, coefficients.clone(), *extra)
         found = result_tensor(self.part, found, updates.shape[1:], round).detach()
-        with naming(self.part, round):  # a type that cannot be converted
+        with calling(self.part, round):  # a type that cannot be converted
             return self._finite(found.to(updates.dtype), round)
 
     def _finite(self, found: Tensor, round: int) -> Tensor:

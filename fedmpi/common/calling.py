@@ -1,19 +1,14 @@
-"""Calls of components: failures name the component and its line, and the process's global state is restored.
-
-The state is that of the generators of random, numpy and torch, and a few settings of numpy and torch.
-"""
+"""Calls of components: failures name the component and its line. The global generators of random, numpy and torch."""
 
 from __future__ import annotations
 
 import inspect
-import logging
 import random
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -25,49 +20,15 @@ from fedmpi.common.types import AnyArray
 if TYPE_CHECKING:
     from torch import Tensor
 
-log = logging.getLogger("fedmpi")
-
-WATCHED_CALLS = 100
-"""Number of calls of a component in which draws from global generators are detected; more would cost too much."""
-
 GeneratorStates = dict[str, Any]
-
-_calls: WeakKeyDictionary[Component, int] = WeakKeyDictionary()
 
 
 @contextmanager
 def calling(part: Component, round: int | None = None, client: int | None = None) -> Iterator[None]:
-    """Guard every call of a component.
-
-    The global generators of random, numpy and torch are restored after a call of a custom component. The log warns if a
-    component draws from them.
-    """
-    if not part.foreign:
-        with naming(part, round, client):
-            yield
-        return
-    states = generator_states()
-    try:
-        with naming(part, round, client):
-            yield
-        _warn_of_draws(part, states)
-    finally:
-        put_back(states)
-
-
-@contextmanager
-def naming(
-    part: Component, round: int | None = None, client: int | None = None, *, but: tuple[type[Exception], ...] = ()
-) -> Iterator[None]:
-    """Do the same as `calling` without restoring generators, for calls too many to copy their states each time.
-
-    Further exceptions in `but` pass unchanged.
-    """
+    """Turn an exception in a call of a component into a ComponentFailure."""
     try:
         yield
     except (UserError, ComponentFailure, ClientFailure, KeyboardInterrupt):
-        raise
-    except but:
         raise
     except BaseException as cause:  # a sys.exit() in a component must not end the run as if it were done
         raise failure_of(part, cause, raised(cause), round, client) from cause
@@ -120,7 +81,7 @@ def result_array(
 
     Without a shape it is any vector, also an empty one of another type.
     """
-    with naming(part, round, client):  # objects that cannot be converted to an array
+    with calling(part, round, client):  # objects that cannot be converted to an array
         array = np.asarray(found)
     if shape is None and array.shape == (0,):
         return np.empty(0, np.int64 if whole else np.float64)
@@ -195,24 +156,6 @@ def _definition(part: Component) -> str:
         return f"{part.source}:{max(1, inspect.getsourcelines(inspect.unwrap(part.object))[1])}"
     except (OSError, TypeError, ValueError):
         return str(part.source)
-
-
-def _warn_of_draws(part: Component, before: GeneratorStates) -> None:
-    """Warn once per component if it has drawn from a global generator since these states."""
-    calls = _calls.get(part, 0)
-    if calls >= WATCHED_CALLS:
-        return
-    drawn = drawn_from(before)
-    _calls[part] = WATCHED_CALLS if drawn else calls + 1
-    if drawn:
-        log.warning(
-            "the %s %s draws from the global generator of %s. The run's seed does not set it, and it is restored after"
-            " each call, so every call draws the same numbers. Draw from the generator passed to it, or from one "
-            "seeded by the round",
-            part.kind,
-            part.name,
-            " and ".join(drawn),
-        )
 
 
 def generator_states() -> GeneratorStates:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from fedmpi.common.calling import naming, refuse_result, takes
+from fedmpi.common.calling import calling, refuse_result, takes
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Purpose, Streams
@@ -35,7 +35,7 @@ def build(name: Any, options: Mapping[str, Any], description: DataDescription, s
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(Streams(seed).seed64(Purpose.MODEL_INIT))
         takes(part, partial(part.object, **checked), "description")
-        with naming(part):
+        with calling(part):
             model = part.object(description, **checked)
     if not isinstance(model, nn.Module):
         raise refuse_result(part, f"it returned {type(model).__name__}. Return a torch.nn.Module")

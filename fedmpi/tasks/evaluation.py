@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedmpi.common.calling import naming
+from fedmpi.common.calling import calling
 from fedmpi.common.registry import Component, resolve
 from fedmpi.common.task_kinds import CLASSIFICATION, IGNORED, TaskKind
 from fedmpi.common.types import Floats, Ints
@@ -86,7 +86,7 @@ def outputs_of(module: nn.Module, x: Tensor, part: Component | None) -> Tensor:
 
     It may compute gradients within (`torch.enable_grad()`): the outputs have none.
     """
-    with nullcontext() if part is None else naming(part):
+    with nullcontext() if part is None else calling(part):
         outputs: Tensor = module(x)
         return outputs.detach()
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from fedmpi.common.calling import kept_generators, naming, refuse_result, result_tensor, takes
+from fedmpi.common.calling import calling, kept_generators, refuse_result, result_tensor, takes
 from fedmpi.common.errors import UserError
 from fedmpi.common.imports import Later
 from fedmpi.common.registry import Component, register, resolve
@@ -118,7 +118,7 @@ class Loss:
 
     def __init__(self, part: Component, options: Mapping[str, Any] | None = None, kind: TaskKind = CLASSIFICATION):
         self.part, self.kind = part, kind
-        with naming(part):
+        with calling(part):
             self._function: PerSample = part.make(options or {})
         self._first = copy.deepcopy(self._function) if part.foreign else self._function
         takes(part, self._function, "outputs", "targets")
@@ -146,7 +146,7 @@ class Loss:
         if self.part.foreign:  # a custom loss may change its arguments, and the labels belong to the data
             outputs = outputs if outputs.requires_grad else outputs.clone()
             targets = targets.clone()
-        with naming(self.part):
+        with calling(self.part):
             losses = self._function(outputs, targets)
         if isinstance(losses, torch.Tensor) and not losses.dim():
             problem = 'returned a single number: return one loss for each sample, without the mean (reduction="none")'

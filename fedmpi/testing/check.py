@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from fedmpi.common.calling import kept_generators, naming
+from fedmpi.common.calling import kept_generators, seed_generators
+from fedmpi.common.errors import ClientFailure, ComponentFailure, UserError
 from fedmpi.common.registry import KINDS, Component
 from fedmpi.common.types import AnyArray
 
 FALSE_ALARM = 1e-4
 """Probability that a correct component fails one of the statistical checks, over all its clients."""
+TOLERANCE = 1e-4
+"""Largest relative difference of results that a component computes in another order."""
+DIFFERENT = (
+    "the same input and the same generator gave two different results. They must not depend on the time, the process, "
+    "or a global generator. Draw from the generator that it is given (view.generator)"
+)
 CLIENTS = 100_000
-SECONDS, BYTES = 10.0, 1 << 30
+SECONDS, BYTES = 10.0, 1 << 29
 """CPU seconds and memory of one round with CLIENTS clients that are too many."""
-LITTLE = (0.01, 1 << 20)
-"""Seconds and bytes below which growth is not assessed."""
 
 
 class CheckFailed(AssertionError):
@@ -49,6 +54,33 @@ class Check:
 
 
 @dataclass(frozen=True)
+class Result:
+    """Result of a check."""
+
+    check: Check
+    outcome: Literal["ok", "FAILED", "skipped"]
+    remark: str  # observation, or the problem
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.outcome:7}  {self.check.name}: {self.remark}  ({self.seconds:.1f} s)"
+
+
+def perform(checks: Iterable[Check]) -> Iterator[Result]:
+    """Run the checks sequentially; an exception of a component is a failed check."""
+    for check in checks:
+        started = time.perf_counter()
+        outcome: Literal["ok", "FAILED", "skipped"] = "ok"
+        try:
+            remark = check()
+        except Exception as problem:
+            outcome = "skipped" if isinstance(problem, CheckSkipped) else "FAILED"
+            ours = isinstance(problem, CheckSkipped | CheckFailed | ComponentFailure | ClientFailure | UserError)
+            remark = str(problem) if ours else f"{type(problem).__name__}: {problem}"
+        yield Result(check, outcome, " ".join(remark.split()), time.perf_counter() - started)
+
+
+@dataclass(frozen=True, eq=False)
 class Subject:
     """Component under test, with the configuration of its trials."""
 
@@ -65,137 +97,109 @@ class Subject:
         own = {name: value for name, value in self.settings.items() if name.startswith(f"{key}.")}
         return {name.removeprefix(f"{key}."): value for name, value in own.items()}
 
-    @property
-    def unguarded(self) -> Subject:
-        """Return the same component without the protection that custom components have in runs."""
-        return replace(self, part=replace(self.part, name=self.part.name.replace(":", ".")))
-
-    def mark(self, name: str, default: Any = None) -> Any:
-        """Return an argument of the component's decorator, such as `needs` and `measures`."""
-        return self.part.marks.get(name, default)
-
     def made(self) -> Any:
         """Return a new instance of the component with its options."""
         return self.part.make(self.options)
 
-    def check(self, name: str, run: Callable[[Subject], str]) -> Check:
-        """Return a check of this subject."""
 
-        def named() -> str:
-            with naming(self.part, but=(CheckFailed, CheckSkipped)):
-                return run(self)
-
-        return Check(self.part, name, named)
+Results = dict[str, AnyArray]
+"""Arrays and numbers by name that come from the use of a component."""
 
 
-class Alike(NamedTuple):
-    """Other ways to use a component that must give equal results."""
+class OtherUse(NamedTuple):
+    """Another use of a component that must give equal results."""
 
     name: str
-    ways: tuple[dict[str, Any], ...]  # keyword arguments of `play`
-    problem: str  # what is wrong if results differ, and what to do
-    tolerance: float = 0.0  # largest difference, relative to the largest result
+    way: dict[str, Any]  # keyword arguments of `play`
+    problem: str  # what to do if results differ
 
 
 @dataclass(frozen=True)
 class Contract:
-    """Row of the table of contracts: requirements for the components of a kind, besides the checks that start runs."""
+    """Row of the table of contracts: requirements for the components of a kind."""
 
-    # Uses the component as runs do, which rejects invalid results; returns the results
-    play: Callable[..., list[AnyArray]]
-    valid: str  # name of the check of validity
-    same: str  # name of the check that a second use gives equal results
-    alike: tuple[Alike, ...] = ()
+    # Uses the component as runs do, which reject invalid results; returns the results
+    play: Callable[..., Results]
+    other: OtherUse | None = None
     more: tuple[tuple[str, Callable[[Subject], str]], ...] = ()
 
     def of(self, subject: Subject) -> Iterator[Check]:
         """Yield the checks of a component."""
-        yield subject.check(self.valid, self._valid)
-        yield subject.check(self.same, self._same_twice)
-        for one in self.alike:
-            yield subject.check(one.name, partial(self._same_otherwise, one))
+        first = cache(partial(self.play, subject))
+
+        def valid() -> str:
+            for name, values in first().items():
+                finite = not np.issubdtype(values.dtype, np.floating) or np.isfinite(values).all()
+                demand(finite, f"its results are not finite for finite inputs: {name}")
+            return f"{len(first())} results"
+
+        def again() -> str:
+            whole = _for_comparison(first)
+            with kept_generators():
+                seed_generators(99)
+                second = self.play(subject)
+            demand_equal(whole, second, DIFFERENT)
+            return f"{len(whole)} results, equal both times"
+
+        def otherwise(other: OtherUse) -> str:
+            whole = _for_comparison(first)
+            return f"equal within {demand_equal(whole, self.play(subject, **other.way), other.problem, TOLERANCE):.1g}"
+
+        def further(run: Callable[[Subject], str]) -> str:
+            _for_comparison(first)
+            return run(subject)
+
+        yield Check(subject.part, "valid results", valid)
+        yield Check(subject.part, "same results again", again)
+        if self.other is not None:
+            yield Check(subject.part, self.other.name, partial(otherwise, self.other))
         for name, run in self.more:
-            yield subject.check(name, partial(self._further, run))
-
-    def _valid(self, subject: Subject) -> str:
-        found = self.play(subject)
-        numbers = [one for one in found if np.issubdtype(one.dtype, np.floating)]
-        demand(all(np.isfinite(one).all() for one in numbers), "its results are not finite for finite inputs")
-        known = np.concatenate([np.ravel(one) for one in numbers or found] or [np.zeros(1)])
-        return f"{len(found)} results from {known.min(initial=0):.3g} to {known.max(initial=0):.3g}"
-
-    def _results(self, subject: Subject, **way: Any) -> list[AnyArray]:
-        """Return results for a comparison; a component that fails has its own check."""
-        try:
-            return self.play(subject, **way)
-        except CheckSkipped:
-            raise
-        except Exception as problem:
-            raise CheckSkipped(f"it has no valid results ({problem})") from None
-
-    def _same_twice(self, subject: Subject) -> str:
-        with kept_generators():
-            first, second = self._results(subject.unguarded), self._results(subject.unguarded)
-        demand(
-            difference(first, second) == 0,
-            "the same input and the same generator gave two different results. They must not depend on the time, the "
-            "process, or a global generator. Draw from the generator that it is given (view.generator)",
-        )
-        return f"{len(first)} results, equal both times"
-
-    def _further(self, run: Callable[[Subject], str], subject: Subject) -> str:
-        self._results(subject)
-        return run(subject)
-
-    def _same_otherwise(self, one: Alike, subject: Subject) -> str:
-        whole, worst = self._results(subject), 0.0
-        for way in one.ways:
-            worst = max(worst, difference(whole, self.play(subject, **way)))
-            shown = ", ".join(f"{name} {value}" for name, value in way.items())
-            demand(worst <= one.tolerance, f"other results with {shown}, by {worst:.2g} of the largest: {one.problem}")
-        return f"{len(one.ways)} other use{'s' * (len(one.ways) > 1)}, equal within {worst:.1g}"
+            yield Check(subject.part, name, partial(further, run))
 
 
-def demand(holds: bool, problem: str) -> None:
+def _for_comparison(play: Callable[[], Results]) -> Results:
+    """Return results; a component that fails has its own check."""
+    try:
+        return play()
+    except Exception as problem:
+        raise CheckSkipped(f"it has no valid results ({problem})") from None
+
+
+def demand(holds: Any, problem: str) -> None:
     """Fail the check with this problem unless it holds."""
     if not holds:
         raise CheckFailed(problem)
 
 
-def difference(one: list[AnyArray], other: list[AnyArray]) -> float:
-    """Return the largest difference of results, relative to the largest of them; infinite for other shapes."""
-    if [array.shape for array in one] != [array.shape for array in other]:
-        return np.inf
+def demand_equal(one: Results, other: Results, problem: str, tolerance: float = 0.0) -> float:
+    """Require equal results, floats up to a difference relative to their norm; return the largest difference."""
+    demand(one.keys() == other.keys(), f"{len(other)} results instead of {len(one)}: {problem}")
     worst = 0.0
-    for left, right in zip(one, other, strict=True):
-        if not np.array_equal(left, right, equal_nan=np.issubdtype(left.dtype, np.floating)):
-            apart = np.abs(left.astype(np.float64) - right).max()
-            worst = max(worst, float(apart / max(np.abs(left).max(), 1e-30))) if np.isfinite(apart) else np.inf
+    for name, expected in one.items():
+        found = other[name]
+        if np.issubdtype(expected.dtype, np.floating) and found.shape == expected.shape:
+            apart = float(np.linalg.norm(found - expected) / max(float(np.linalg.norm(expected)), 1e-30))
+            equal = np.array_equal(found, expected, equal_nan=True) or apart <= tolerance
+        else:
+            apart, equal = 0.0, np.array_equal(found, expected)
+        shown = f"{found} instead of {expected}" if expected.ndim == 0 else f"different (by {apart:.2g} of its norm)"
+        demand(equal, f"{name} is {shown}: {problem}")
+        worst = max(worst, 0.0 if np.isnan(apart) else apart)
     return worst
 
 
 def cost(prepare: Callable[[int], Any], use: Callable[[Any], object], things: str = "clients") -> str:
-    """Use a component on 1,000, 10,000 and 100,000 clients; stop if ten times more would cost too much."""
-    before, spent = LITTLE, LITTLE
-    for clients in (CLIENTS // 100, CLIENTS // 10, CLIENTS):
-        before, spent = spent, _measured(use, prepare(clients))
-        seen = f"{spent[0]:.3g} s and {spent[1] / 2**20:.3g} MiB with {clients:,} {things}"
-        for now, then, little, limit in zip(spent, before, LITTLE, (SECONDS, BYTES), strict=True):
-            growth = max(10.0, now / max(then, little)) if clients > CLIENTS // 100 else 10.0
-            expected = now * (growth if clients < CLIENTS else 1.0)
-            demand(
-                expected <= limit,
-                f"a round takes {seen}, and ten times more {things} take {growth:.3g} times that. Use arrays",
-            )
-    return f"{spent[0]:.2g} s, {spent[1] / 2**20:.2g} MiB per round with {CLIENTS:,} {things}"
-
-
-def _measured(use: Callable[[Any], object], world: Any) -> tuple[float, int]:
-    """Return CPU seconds and the peak memory."""
-    tracemalloc.start()
-    started = time.process_time()
-    try:
-        use(world)
-        return time.process_time() - started, tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+    """Use a component on 10,000 and on 100,000 clients; stop if already the first cost too much for their number."""
+    for count in (CLIENTS // 10, CLIENTS):
+        world = prepare(count)
+        tracemalloc.start()
+        started = time.process_time()
+        try:
+            use(world)
+            seconds, memory = time.process_time() - started, tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        seen = f"{seconds:.2g} s and {memory / 2**20:.2g} MiB per round with {count:,} {things}"
+        share = count / CLIENTS
+        demand(seconds <= SECONDS * share and memory <= BYTES * share, f"it takes {seen}. Use arrays")
+    return seen

@@ -9,9 +9,9 @@ import numpy as np
 
 from fedmpi.common.registry import built_in_name
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.common.types import AnyArray, Ints
+from fedmpi.common.types import Ints
 from fedmpi.data.schema import wrong_target
-from fedmpi.testing.check import CLIENTS, Alike, CheckSkipped, Contract, Subject, cost, demand
+from fedmpi.testing.check import CLIENTS, CheckSkipped, Contract, OtherUse, Results, Subject, cost, demand
 
 ROWS, CLASSES, FEW_CLIENTS = 900, 10, 7
 ROWS_PER_CLIENT, ROWS_PER_USER, SOME_ROWS = 100, 20, 200
@@ -26,15 +26,11 @@ def _labels(rows: int = ROWS) -> Ints:
     return labels
 
 
-def _clients(subject: Subject) -> int:
-    return int(subject.settings.get("clients", FEW_CLIENTS))
-
-
-def _partition(subject: Subject, labels: Ints, clients: int, seed: int = 1) -> Any:
+def _partition(subject: Subject, labels: Ints, clients: int) -> Any:
     """Return the owners from the partition, which gets further inputs besides labels if it is built in."""
     from data_prep.partitions import Request, partition
 
-    generator = Streams(seed).generator(Purpose.PARTITION)
+    generator = Streams(1).generator(Purpose.PARTITION)
     if built_in_name(subject.part.object) is None:
         return subject.made()(labels, clients, generator)
     users = np.arange(len(labels)) * 7 % (len(labels) // ROWS_PER_USER)
@@ -42,19 +38,18 @@ def _partition(subject: Subject, labels: Ints, clients: int, seed: int = 1) -> A
     return partition(subject.part.name, request, **subject.options).owners(len(labels))
 
 
-def _owners(subject: Subject) -> list[AnyArray]:
-    """Return the clients of samples, -1 for samples without a client, for two seeds."""
+def _owners(subject: Subject) -> Results:
+    """Return the clients of samples, -1 for samples without a client."""
     from data_prep.partitions import checked_owners
 
-    clients, found = _clients(subject), []
-    for seed in (1, 2):
-        found.append(checked_owners(subject.part, _partition(subject, _labels(), clients, seed), ROWS, clients))
-        demand(int(found[-1].min()) >= -1, f"client {found[-1].min()}: clients count from 0, and -1 means no client")
-    return found
+    clients = int(subject.settings.get("clients", FEW_CLIENTS))
+    owners = checked_owners(subject.part, _partition(subject, _labels(), clients), ROWS, clients)
+    demand(int(owners.min()) >= -1, f"client {owners.min()}: clients count from 0, and -1 means no client")
+    return {"the clients of samples": owners}
 
 
-def _contents(subject: Subject, order: int = 1, batch: int = SOME_ROWS) -> list[AnyArray]:
-    """Return labels, users, test part, and the first features and targets, read in this order and in batches."""
+def _contents(subject: Subject, order: int = 1, batch: int = SOME_ROWS) -> Results:
+    """Return labels, users and the first samples of both parts, read in this order and in batches."""
     from data_prep.datasets import OF_ARRAYS, read_own, reads_files
     from data_prep.raw import ReadOptions, Tally
 
@@ -63,9 +58,11 @@ def _contents(subject: Subject, order: int = 1, batch: int = SOME_ROWS) -> list[
     meant = {name: subject.settings[name] for name in OF_ARRAYS if name in subject.settings.keys() - subject.options}
     raw = Path(subject.settings.get("raw", "."))
     data = read_own(subject.part, subject.options, raw, ReadOptions(**meant), Tally()).fitted()
-    stated, found = (str(data.dtype), tuple(data.feature_shape)), []
-    for which, rows in (("training", data.train[:SOME_ROWS][::order]), ("test", data.test[:SOME_ROWS])):
-        parts = [rows[start : start + batch] for start in range(0, len(rows), batch)]
+    stated = (str(data.dtype), tuple(data.feature_shape))
+    found = {"labels": data.y, "users": np.zeros(0) if data.users is None else data.users}
+    for which, rows in (("training", data.train[:SOME_ROWS]), ("test", data.test[:SOME_ROWS])):
+        asked = rows[::order]
+        parts = [asked[start : start + batch] for start in range(0, len(asked), batch)]
         x = np.concatenate([np.asarray(data.read(part.copy())) for part in parts])
         demand(
             (str(x.dtype), x.shape[1:]) == stated,
@@ -73,35 +70,28 @@ def _contents(subject: Subject, order: int = 1, batch: int = SOME_ROWS) -> list[
         )
         wrong = wrong_target(data.y[rows], data.description)
         demand(wrong is None, f"{which} targets do not suit {data.targets}: one is {wrong and wrong[1]}")
-        found += [x[::order] if which == "training" else x, data.y[rows]]
-    users = np.zeros(0) if data.users is None else data.users
-    return [data.y, users, *found[::2]]
+        found |= {f"{which} samples": x[::order], f"{which} rows": rows}
+    return found
 
 
 CONTRACTS = {
     "partition": Contract(
         _owners,
-        "a client for each sample, or none",
-        "same clients from the same generator",
         more=(
             (
                 f"cost with {CLIENTS:,} samples",
-                lambda s: cost(
-                    lambda rows: (_labels(rows), rows // ROWS_PER_CLIENT), lambda pair: _partition(s, *pair), "samples"
+                lambda subject: cost(
+                    _labels, lambda labels: _partition(subject, labels, len(labels) // ROWS_PER_CLIENT), "samples"
                 ),
             ),
         ),
     ),
     "data set": Contract(
         _contents,
-        "features and labels as stated",
-        "same data every time",
-        (
-            Alike(
-                "samples do not depend on the order of reading",
-                ({"order": -1}, {"batch": 17}),
-                "read(rows) must give the features of row i for i in rows, in any order: each rank reads other rows",
-            ),
+        OtherUse(
+            "samples do not depend on the order of reading",
+            {"order": -1, "batch": 17},
+            "read(rows) must give the features of row i for i in rows, in any order: each rank reads other rows",
         ),
     ),
 }

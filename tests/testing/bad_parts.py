@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmpi import Cohort, LocalAlgorithm, client_sampler, data_sampler, server_optimizer, weights
+from fedmpi import Cohort, LocalAlgorithm, aggregator, client_sampler, data_sampler, server_optimizer, weights
 
 
 def processes() -> int:
@@ -50,6 +50,16 @@ class Alternating:
     def __call__(self, client) -> np.ndarray:
         self.asked += 1
         return np.arange(len(client.labels) if self.asked % 2 else 0)
+
+
+@data_sampler(pooled=True)
+def from_the_start(pool) -> np.ndarray:
+    return np.arange(pool.start, pool.stop, 3)
+
+
+@aggregator
+def shortest(updates, coefficients) -> Tensor:
+    return updates[updates.square().sum(1).argmin()]
 
 
 @weights(normalized=True)
@@ -148,8 +158,3 @@ class Accumulating(Steps):
     def chosen(self, gradient: Tensor) -> Tensor:
         Accumulating.before += float(gradient.sum())
         return gradient + Accumulating.before
-
-
-class Jumping(Steps):
-    def chosen(self, gradient: Tensor) -> Tensor:
-        return gradient * torch.rand(())

@@ -8,9 +8,11 @@ import pytest
 
 import fedmpi
 from fedmpi.common.registry import Component
-from fedmpi.testing import Check, checks
-from fedmpi.testing.kit import CONTRACTS
+from fedmpi.testing import CONTRACTS, Check, checks
 
+SYNTHETIC = {"data.source": "fedmpi.testing.runs:synthetic"}
+TEXT = SYNTHETIC | {"data.source.shape": (12,), "data.source.vocabulary": 30, "model.dimension": 20}
+TEXTS = ("text-cnn", "fedsampling-text-cnn", "transformer", "lstm")
 NEEDED: dict[str, dict[str, Any]] = {
     "data sampler bernoulli": {"samples.budget": 200},
     "data sampler exact": {"samples.budget": 200},
@@ -24,6 +26,13 @@ NEEDED: dict[str, dict[str, Any]] = {
     "local algorithm feddyn": {"server.weights": "uniform"},
     "weights q-ffl": {"server.weights.q": 1.0},
     "availability label-group": {"clients.availability.by_label": [0.9, 0.5]},
+    "schedule step": {"local.schedule.every": 1},
+    "model cnn": SYNTHETIC | {"data.source.shape": (1, 28, 28)},
+    "model image-cnn": SYNTHETIC | {"data.source.shape": (1, 16, 16), "model.hidden": [8]},
+    "model cifar-cnn": SYNTHETIC | {"data.source.shape": (3, 16, 16), "model.hidden": 8},
+    "model resnet18": SYNTHETIC | {"data.source.shape": (3, 4, 4), "model.width": 4, "model.groups": 2},
+    **dict.fromkeys((f"model {name}" for name in TEXTS), TEXT),
+    "model char-lstm": TEXT | {"model.units": 8},
     "partition dirichlet": {"alpha": 0.5},
     "partition label-sorted": {"size": 20},
     "partition astraea": {"variant": "BAL2"},
