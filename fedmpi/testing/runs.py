@@ -119,6 +119,8 @@ def _settings(subject: Subject, choice: Any) -> dict[str, Any]:
         settings.pop("model.hidden")  # the setting of the run's own perceptron
     if settings.get("clients.sampler") == "all" or "clients.fraction" in settings:
         settings.pop("clients.count")
+    if settings.get("attack") == "none":
+        settings.pop("clients.attack_fraction")
     if "local.steps" in settings:
         settings.pop("local.epochs")
     return settings
