@@ -10,6 +10,10 @@ import numpy as np
 import pandas
 from matplotlib.figure import Figure
 
+import fedmpi
+from fedmpi.data.opening import open_store
+from fedmpi.data.statistics import label_distances
+
 AGAINST = {
     "training_samples": "training samples",
     "times_used": "rounds selected",
@@ -19,6 +23,9 @@ BLUE, ORANGE = "#2a6f97", "#e07a1f"
 
 folder = Path(sys.argv[1])
 table = pandas.read_parquet(folder / "clients.parquet")
+source = fedmpi.load_run(folder).config.data.source
+counts = open_store(source.choice, source.options).class_counts()
+table["label_distance"] = label_distances(counts, counts.sum(axis=0) / counts.sum())[table["client"]]
 last = table[table["round"] == table["round"].max()]
 scores = {"accuracy": BLUE, "tuned_accuracy": ORANGE}
 figure = Figure(figsize=(4.2 * (1 + len(AGAINST)), 4.2), layout="constrained")

@@ -37,52 +37,42 @@ class Evenness:
     largest: int
 
 
-def evenness(usage: Ints, units: Ints | None = None) -> Evenness:
+def evenness(usage: Ints) -> Evenness:
     """Return the fairness of usage counts."""
-    weight = np.ones(len(usage)) if units is None else units.astype(np.float64)
-    total_units, total = weight.sum(), float((weight * usage).sum())
+    total = float(usage.sum())
     if total == 0:
         return Evenness(0.0, 0.0, 0.0, 0)
-    used = float(weight[usage > 0].sum() / total_units)
-    effective = float(total**2 / (total_units * (weight * usage.astype(np.float64) ** 2).sum()))
-    return Evenness(used, effective, gini(usage, weight), int(usage[weight > 0].max()))
+    effective = total**2 / (len(usage) * float((usage.astype(np.float64) ** 2).sum()))
+    return Evenness(float((usage > 0).mean()), effective, gini(usage), int(usage.max()))
 
 
-def gini(values: Ints, weight: Floats | None = None) -> float:
+def gini(values: Ints) -> float:
     """Return the Gini coefficient of non-negative values (g,): one minus twice the area under the Lorenz curve; 0 if
     all are 0."""
-    weight = np.ones(len(values)) if weight is None else weight
-    order = np.argsort(values, kind="stable")
-    population = weight[order] / weight.sum()
-    lorenz = np.cumsum(weight[order] * values[order])
+    lorenz = np.cumsum(np.sort(values), dtype=np.float64)
     if not len(lorenz) or lorenz[-1] == 0:
         return 0.0
     lorenz /= lorenz[-1]
-    return float(max(0.0, 1.0 - (population * (lorenz + np.concatenate([[0.0], lorenz[:-1]]))).sum()))
+    return float(max(0.0, 1.0 - (lorenz + np.concatenate([[0.0], lorenz[:-1]])).mean()))
 
 
 class Usage:
-    """Counts of the rounds in which each client was selected and, on request, of the use of each sample."""
+    """Counts of the rounds in which each client was selected."""
 
-    def __init__(self, clients: int, samples: int = 0):
+    def __init__(self, clients: int):
         self.clients = np.zeros(clients, np.int64)
-        self.samples = np.zeros(samples, np.int64)
 
-    def record(self, clients: Ints, multiplicity: Ints | None = None) -> None:
+    def record(self, clients: Ints, multiplicity: Ints) -> None:
         """Count a round's selected clients (sorted and unique), each `multiplicity` times."""
-        self.clients[clients] += 1 if multiplicity is None else multiplicity
-
-    def record_samples(self, positions: Ints) -> None:
-        """Count the samples at these global positions, once per occurrence."""
-        np.add.at(self.samples, positions, 1)
+        self.clients[clients] += multiplicity
 
     def state(self) -> dict[str, Ints]:
         """Return the counts, for a checkpoint."""
-        return {"clients": self.clients, "samples": self.samples}
+        return {"clients": self.clients}
 
     def load(self, state: dict[str, Ints]) -> None:
         """Restore the counts of a checkpoint."""
-        self.clients[:], self.samples[:] = state["clients"], state["samples"]
+        self.clients[:] = state["clients"]
 
 
 def spread_over_clients(values: Floats, weights: Floats, best: str = "largest") -> dict[str, float]:

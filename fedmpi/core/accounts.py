@@ -1,4 +1,4 @@
-"""Accounts of a run, kept by the server: privacy spent, and how evenly clients and samples are used."""
+"""Accounts of a run, kept by the server: privacy spent, and how evenly clients are used."""
 
 from __future__ import annotations
 
@@ -34,11 +34,9 @@ class Accounts:
             GaussianAccountant(privacy.noise_multiplier, privacy.delta, len(sizes)) if adds_noise(config) else None
         )
         self.draws_in_secret = draws_in_secret(config)
-        self.knows_rows = bool(rule.marks.get("pooled"))
-        counted = int(sizes.sum()) if self.knows_rows and rule.marks["probability"] != "all" else 0
-        self.usage = Usage(len(sizes), counted) if config.logging.diagnostics else None
+        self.usage = Usage(len(sizes)) if config.logging.diagnostics else None
 
-    def enter(self, turnout: Turnout, answering: Ints | None = None, positions: Ints | None = None) -> dict[str, Any]:
+    def enter(self, turnout: Turnout, answering: Ints | None = None) -> dict[str, Any]:
         """Add a round; return the accounts' entries for its record."""
         cohort = turnout.cohort
         facts: dict[str, Any] = {}
@@ -53,7 +51,9 @@ class Accounts:
             self.accountant.spend(*drawn)
             facts["update_epsilon"] = self.accountant.epsilon()
         if self.usage is not None:
-            facts |= self._used(self.usage, cohort, positions)
+            self.usage.record(cohort.clients, cohort.multiplicity)
+            used = evenness(self.usage.clients)
+            facts |= {"clients_used": used.used, "client_use_effective": used.effective, "client_use_gini": used.gini}
         return facts
 
     def _exposed(self, cohort: Cohort, answering: Ints | None) -> Ints | None:
@@ -67,26 +67,6 @@ class Accounts:
         if self.exposure is not None:
             exposed = united(exposed, cohort.clients)
         return exposed if len(exposed) else None
-
-    def _used(self, usage: Usage, cohort: Cohort, positions: Ints | None) -> dict[str, float]:
-        """Return how evenly clients, and samples if the server knows them, have been used so far."""
-        usage.record(cohort.clients, cohort.multiplicity)
-        if positions is not None:
-            usage.record_samples(positions)
-        clients = evenness(usage.clients)
-        facts = {
-            "clients_used": clients.used,
-            "client_use_effective": clients.effective,
-            "client_use_gini": clients.gini,
-        }
-        if not self.knows_rows:
-            return facts
-        samples = evenness(usage.samples) if usage.samples.size else evenness(usage.clients, self.sizes)
-        return facts | {
-            "samples_used": samples.used,
-            "sample_use_effective": samples.effective,
-            "sample_use_gini": samples.gini,
-        }
 
     @property
     def _kept(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -34,7 +34,6 @@ from fedmpi.data.augmentation import Rebalancing
 from fedmpi.data.schema import DataDescription
 from fedmpi.data.shards import ShardStore
 from fedmpi.data.source import RESIDENT_BYTES, ClientData
-from fedmpi.data.statistics import label_distances
 from fedmpi.local.traits import couples_in_evaluation, rows_of_a_pass
 from fedmpi.local.work import LARGEST_LOSS, ClientTask, check_update, named_client
 from fedmpi.models.flat import FlatModel
@@ -62,8 +61,6 @@ NAMES = {"test": "test", "val": "validation"}
 log = logging.getLogger("fedmpi")
 FINE_TUNING = 1 << 24
 """Visit number that selects the random streams of fine-tuning; larger than any mediator's visit number."""
-CELLS_AT_ONCE = 1 << 22
-"""Largest number of class counts processed at once."""
 SumsOfClients = Callable[[Ints], Floats]
 
 
@@ -189,7 +186,6 @@ class ClientsView:
         self._most = rows_evaluated(self.part, self.model, self.description)
         self._panel = self._drawn()
         self._shared: tuple[Ints, Ints, list[Ints]] | None = None
-        self._far: tuple[Ints, Floats] | None = None
         self._point: Tensor | None = None
         if cluster.is_server and not rows.held_out:
             log.info("clients are evaluated on their training rows: the data hold none out of each (data_prep --val)")
@@ -304,7 +300,6 @@ class ClientsView:
             "samples": self.rows.counts[clients],
             "training_samples": self.store.sizes[clients],
             "times_used": self.used[clients],
-            **({"label_distance": self._distances(clients)} if self.description.labeled else {}),
             **self._scores(sums),
         }
 
@@ -315,26 +310,6 @@ class ClientsView:
             with np.errstate(invalid="ignore"):
                 columns["accuracy"] = sums[:, RIGHT] / sums[:, JUDGED]
         return columns
-
-    @cached_property
-    def _label_mix(self) -> Floats:
-        """Class shares of all clients together, float64 (C,)."""
-        pooled = np.zeros(self.description.classes)
-        for block in self.store.class_count_blocks():
-            pooled += block.sum(axis=0, dtype=np.int64)
-        shares: Floats = pooled / pooled.sum()
-        return shares
-
-    def _distances(self, clients: Ints) -> Floats:
-        """Return the distance of each client's class shares from the overall ones (`label_distances`), or NaN."""
-        if self._far is None or self._far[0] is not clients:
-            far, step = np.empty(len(clients)), max(1, CELLS_AT_ONCE // len(self._label_mix))
-            for first in range(0, len(clients), step):
-                some = slice(first, first + step)
-                far[some] = label_distances(self.store.class_counts(clients[some]), self._label_mix)
-            far[self.store.sizes[clients] == 0] = np.nan
-            self._far = clients, far
-        return self._far[1]
 
 
 def facts_of(table: Columns) -> Record:

@@ -16,7 +16,6 @@ from fedmpi.aggregation.weights import Weighing
 from fedmpi.clients.cohort import Cohort
 from fedmpi.clients.strata import Strata
 from fedmpi.clients.turnout import CohortDraw, Turnout
-from fedmpi.common.apportionment import offsets_of
 from fedmpi.common.errors import UserError
 from fedmpi.common.plan import Plan
 from fedmpi.common.registry import resolve
@@ -31,7 +30,7 @@ from fedmpi.local.optimizers import rate
 from fedmpi.mediators.groups import MediatorGroups
 from fedmpi.privacy.sizes import SizeEstimate, answer_stream, estimate_total, sampling_probability, saturations
 from fedmpi.privacy.updates import planned_participants
-from fedmpi.samples.rules import RowRule, used_counts
+from fedmpi.samples.rules import RowRule
 
 log = logging.getLogger("fedmpi")
 
@@ -206,7 +205,7 @@ class Planner:
             facts |= self._diagnosed(cohort)
         if (exposure := self.accounts.exposure) is not None:
             self._warn_once("exposure", plan.round, exposure.message)
-        return facts | self.accounts.enter(turnout, draft.queried, self._used_samples(plan, cohort))
+        return facts | self.accounts.enter(turnout, draft.queried)
 
     def _round_seconds(self, seconds: Floats, mediators: Ints) -> float:
         """Return the length of the round: that of the slowest client, or of the slowest mediator's chain of visits."""
@@ -225,18 +224,6 @@ class Planner:
         if (strata := cohort.strata) is not None and strata.spread.any():
             facts["stratum_spreads"] = strata.spread.tolist()
         return facts
-
-    def _used_samples(self, plan: Plan, cohort: Cohort) -> Ints | None:
-        """Return global positions of the samples that the cohort uses; None for all, or if secret or not needed."""
-        if self.row_rule.uses_all or not self.row_rule.pooled or self.accounts.usage is None:
-            return None
-        sizes = self.sizes[cohort.clients]
-        if plan.one_step:
-            positions = np.arange(int(sizes.sum()))
-        else:
-            positions = self.row_rule.positions(plan.round, sizes, plan.probability)
-        shift = offsets_of(self.sizes)[cohort.clients] - offsets_of(sizes)[:-1]
-        return positions + np.repeat(shift, used_counts(positions, offsets_of(sizes)))
 
     def _warn_once(self, kind: str, t: int, message: str) -> None:
         if kind not in self._warned:

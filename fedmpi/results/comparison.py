@@ -37,7 +37,7 @@ LESS_IS_BETTER = re.compile(
     r"(loss|error|perplexity|mae|rmse|seconds|gini|divergence|drift|clipped_fraction|_std)$"
     r"|^(kl_|bytes|stratum_spread|client_loss_|client_tuned_loss_)|epsilon"
 )
-MORE_IS_BETTER = re.compile(r"_jain$|^(client_use_effective|sample_use_effective|clients_used|samples_used)$")
+MORE_IS_BETTER = re.compile(r"_jain$|^(client_use_effective|clients_used)$")
 EQUAL = 1e-12
 """Values that differ by less of the largest are equal except for rounding."""
 LEVEL = 0.95

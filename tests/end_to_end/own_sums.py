@@ -16,12 +16,6 @@ def rare_first(client, *, share: float = 0.5) -> np.ndarray:
     return np.sort(order[: max(1, int(share * client.expected))])
 
 
-@data_sampler(pooled=True)
-def every_other(pool, *, step: int = 2) -> np.ndarray:
-    "Every second sample of the cohort."
-    return np.arange(-(-pool.start // step) * step, pool.stop, step)
-
-
 @weights(per_sample=False, normalized=True)
 def root(cohort, sizes) -> np.ndarray:
     return np.sqrt(sizes[cohort.clients])

@@ -217,7 +217,6 @@ class Used:
 
     answers: np.ndarray
     clients: np.ndarray
-    rows: list[np.ndarray]
     exposed: set[int] = field(default_factory=set)
 
 
@@ -234,9 +233,7 @@ class PlainLoop:
         self.strata = Stratification(config, self.population, self.network)
         self.carrier = Carrier(config)
         self.algorithm = PlainAlgorithm(config, self.n, len(self.w))
-        self.used = Used(
-            np.zeros(self.n, np.int64), np.zeros(self.n, np.int64), [np.zeros(s, np.int64) for s in self.sizes]
-        )
+        self.used = Used(np.zeros(self.n, np.int64), np.zeros(self.n, np.int64))
         self.latest: list[int] = []
         self.start_losses: list[float] = []
 
@@ -689,17 +686,8 @@ class PlainLoop:
         }
         for k, times in zip(cohort.clients, cohort.times, strict=True):
             self.used.clients[k] += times
-        for k, own in rows.items():
-            self.used.rows[k][own] += 1
-        clients = evenness(self.used.clients.tolist())
-        if self.config.samples.sampler.name == "all":
-            samples = evenness([count for k, count in enumerate(self.used.clients) for _ in range(self.sizes[k])])
-        else:
-            samples = evenness(np.concatenate(self.used.rows).tolist())
         names = ("clients_used", "client_use_effective", "client_use_gini")
-        facts |= dict(zip(names, clients, strict=True))
-        names = ("samples_used", "sample_use_effective", "sample_use_gini")
-        return facts | dict(zip(names, samples, strict=True))
+        return facts | dict(zip(names, evenness(self.used.clients), strict=True))
 
     def _evaluated(self, t: int) -> dict[str, float]:
         """Mean cross-entropy, accuracy and macro-F1 on the test set."""
@@ -719,9 +707,9 @@ class PlainLoop:
         }
 
 
-def evenness(counts: list[int]) -> tuple[float, float, float]:
+def evenness(counts: np.ndarray) -> tuple[float, float, float]:
     """Share used at all, (Σu)²/(n Σu²) (Kish 1965), and the Gini coefficient Σ|u_i − u_j|/(2 n Σu)."""
-    use = np.array(counts, np.float64)
+    use = counts.astype(np.float64)
     if not use.sum():
         return 0.0, 0.0, 0.0
     gaps = np.abs(use[:, None] - use[None, :]).sum()

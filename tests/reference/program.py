@@ -58,7 +58,9 @@ def _part(config: Config, folder: Path, resume: bool, stops: bool) -> Trace | No
         return train(plan, *others)
 
     trainer.train = watched  # type: ignore[method-assign]
-    recorder = open_recorder(experiment.cluster, folder, config, resume)
+    recorder = open_recorder(
+        experiment.cluster, folder, config, resume, experiment.model.module, experiment.data_facts.digest
+    )
     simulation = Simulation(experiment, recorder, stop=lambda: stops)
     apply = simulation._apply
 
