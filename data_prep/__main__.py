@@ -35,7 +35,8 @@ from fedmpi.common.files import named_folder
 from fedmpi.common.options import type_text
 from fedmpi.common.registry import Component, components, resolve
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.describe.data import inspect_folder
+from fedmpi.data.opening import open_store
+from fedmpi.describe.data import show_store
 from fedmpi.mpi import read_launch
 from fedmpi.process.exit_codes import DONE, INTERRUPTED, run_guarded
 
@@ -192,7 +193,7 @@ def prepare(
     command = "python -m data_prep " + shlex.join(context.obj).encode("utf-8", "backslashreplace").decode()
     console.print(f"writing {len(drawn.rows):,} training samples to {out}", markup=False)
     write_shards(found, drawn, out, shards, seed, command, val, overwrite)
-    inspect_folder(out).render(console)
+    show_store(open_store(out), console)
 
 
 def requested(data: RawDataset, clients: int | None, generator: np.random.Generator) -> tuple[RawDataset, Request]:

@@ -358,12 +358,13 @@ def inspect(
 
     Example: fedmpi inspect digits
     """
-    from fedmpi.describe.data import inspect_folder
+    from fedmpi.data.opening import open_store
+    from fedmpi.describe.data import plot_store, show_store
 
-    inspection = inspect_folder(shards, verify=verify)
-    inspection.render(console())
+    store = open_store(shards, verify=verify)
+    show_store(store, console(), verify)
     if plot is not None:
-        inspection.plot(plot)
+        plot_store(store, plot)
         print(f"drawn to {plot}")
 
 

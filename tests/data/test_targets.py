@@ -13,7 +13,7 @@ from fedmpi import ClientArrays, UserError
 from fedmpi.data.opening import open_store
 from fedmpi.data.schema import DataDescription, wrong_target
 from fedmpi.data.source import ClientData
-from fedmpi.describe.data import inspect_folder
+from fedmpi.describe.data import store_facts
 
 GENERATOR = np.random.default_rng(8)
 X, OWNER = GENERATOR.standard_normal((40, 3)), np.repeat([0, 1, 3, 4], [5, 11, 9, 15])
@@ -43,7 +43,7 @@ def test_targets_are_read_by_client_by_position_and_as_tensors(name: str, tmp_pa
 
 def test_a_folder_is_inspected_without_classes(tmp_path: Path):
     arrays("tokens").save(tmp_path / "out")
-    facts = dict(inspect_folder(tmp_path / "out", verify=True).lines())
+    facts = dict(store_facts(open_store(tmp_path / "out", verify=True)))
     assert facts["target"] == "the token at each of 4 positions, one of 9"
     assert "1 hold no sample" in facts["clients"] and "classes per client" not in facts
     with pytest.raises(UserError, match="no class each"):

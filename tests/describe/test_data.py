@@ -1,4 +1,4 @@
-"""Measures of heterogeneity against hand-made cases, and the two faces of an inspection."""
+"""Measures of heterogeneity against hand-made cases, and the table and the figure of a data set."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from rich.console import Console
 
 from fedmpi import UserError
 from fedmpi.common.fairness import gini
+from fedmpi.data.opening import open_store
 from fedmpi.data.statistics import kl_divergence, label_distances
-from fedmpi.describe.data import inspect_folder, measure
+from fedmpi.describe.data import label_measures, plot_store, show_store
 from tests.data.conftest import written
 
 
@@ -33,25 +34,25 @@ def test_divergences_match_their_definition() -> None:
 
 def test_one_class_a_client_is_log_classes_from_uniform() -> None:
     counts = np.eye(4, dtype=np.int64) * 5
-    found = measure(counts.sum(axis=1), lambda: [counts[:1], counts[1:]])
-    assert found.kl_to_uniform == pytest.approx(np.log(4)) and found.kl_to_global == pytest.approx(np.log(4))
-    assert found.label_emd == pytest.approx(1.5) and found.classes_per_client == (1, 1.0, 1) and found.gini == 0
+    found = label_measures(lambda: [counts[:1], counts[1:]])
+    assert found["kl_to_uniform"] == pytest.approx(np.log(4)) == found["kl_to_pooled"]
+    assert found["distance"] == pytest.approx(1.5) and found["classes"].tolist() == [1] * 4
+    assert found["totals"].tolist() == [5] * 4
 
 
 def test_an_inspection_reports_sizes_and_draws_a_figure(tmp_path: Path) -> None:
-    inspection = inspect_folder(written([3, 1, 7, 4, 5], tmp_path / "shards"), verify=True)
+    store = open_store(written([3, 1, 7, 4, 5], tmp_path / "shards"), verify=True)
     console = Console(record=True, width=200, file=(tmp_path / "out").open("w"))
-    inspection.render(console)
+    show_store(store, console, verified=True)
     text = console.export_text()
     assert "5 in 2 shards" in text and "max 7" in text and "checksums agree" in text
-    inspection.plot(tmp_path / "picture.png")
+    plot_store(store, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(UserError, match=r"\.png"):
-        inspection.plot(tmp_path / "picture.nonsense")
+        plot_store(store, tmp_path / "picture.nonsense")
 
 
 def test_clients_without_samples_count_in_no_mean() -> None:
     counts = np.array([[5, 0], [0, 0], [1, 1]])
-    found = measure(counts.sum(axis=1), lambda: [counts])
-    assert found.empty_clients == 1 and found.classes_per_client == (1, 1.5, 2)
-    assert found.kl_to_uniform == pytest.approx(np.log(2) / 2)
+    found = label_measures(lambda: [counts])
+    assert found["classes"].tolist() == [1, 2] and found["kl_to_uniform"] == pytest.approx([np.log(2), 0])

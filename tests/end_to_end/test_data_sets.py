@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from data_prep.__main__ import run as prepare
-from fedmpi.describe.data import inspect_folder
+from fedmpi.data.opening import open_store
+from fedmpi.describe.data import store_facts
 from tests.end_to_end.in_process import run
 
 ROUNDS = 5
@@ -60,8 +61,8 @@ def test_a_data_set_is_prepared_inspected_and_trained(case: str, data_folder: Pa
         pytest.skip(f"no real data at {raw}")
     words = [word.format(glove=write_glove(glove)) for word in partition.split()]
     assert prepare([case.strip(), "--raw", str(raw), *words, "--shards", "3", "--out", str(shards)]) == 0
-    inspection = inspect_folder(shards, verify=True)
-    assert dict(inspection.lines())["samples"].startswith(f"{inspection.measures.samples:,} train")
+    store = open_store(shards, verify=True)
+    assert dict(store_facts(store))["samples"].startswith(f"{store.samples:,} train")
     own = [setting.format(shards=shards) for setting in settings.split()]
     records = run(*COMMON, f"data.source={shards}", *own, evaluate=False).records
     assert [record["round"] for record in records] == list(range(ROUNDS))

@@ -25,7 +25,7 @@ from fedmpi.config.loading import build_config
 from fedmpi.data.opening import open_store
 from fedmpi.data.schema import MANIFEST
 from fedmpi.data.shards import ShardStore
-from fedmpi.describe.data import Inspection
+from fedmpi.describe.data import store_facts
 
 Result = TypeVar("Result")
 REFUSED = "refused"
@@ -113,7 +113,7 @@ def written() -> tuple[Path, dict[str, Any]]:
 
 def read(store: ShardStore) -> dict[str, Any]:
     """Everything that a run could read; labels and shapes are those of the manifest."""
-    Inspection(store).lines()
+    store_facts(store)
     clients = [store.client(k) for k in range(store.clients)]
     found = {"x": np.concatenate([x for x, _ in clients]), "y": np.concatenate([y for _, y in clients])}
     found |= {"sizes": store.sizes, "counts": store.class_counts()}
