@@ -28,7 +28,7 @@ from fedmpi.config.loading import nested
 from fedmpi.records.provenance import digests, part_sources
 from fedmpi.results.loading import read_runs
 from fedmpi.sweeps.plan import plan_sweep
-from fedmpi.sweeps.run import other_sources
+from fedmpi.sweeps.run import run_sweep
 
 SMALL: dict[str, Any] = {
     "rounds": 1,
@@ -143,30 +143,20 @@ def test_the_sources_of_a_component_are_those_of_all_the_users_modules_that_it_i
         before = after
 
 
-SWEEP = {
-    "rounds": 1,
-    "model": {"hidden": [4]},
-    "logging": {"tensorboard": False},
-    "cluster": {"threads": 1},
-    "clients": {"count": 3},
-    "sweep": {"seed": [0, 1], "run": [{"name": "own", "clients.sampler": "own_study.sampler:first"}]},
-}
-
-
 def test_a_sweep_notes_other_sources_and_comparisons_keep_its_runs_apart(
     home: Path, command: Callable[..., Said]
 ) -> None:
-    (home / "sweep.toml").write_text(tomli_w.dumps(SWEEP))
-    assert command("sweep", "sweep.toml", "--out", "study", "--index", "0").code == 0
+    own = {**SMALL, "clients.sampler": "own_study.sampler:first"}
+    sweep = nested({**own, "sweep.seed": [0, 1]})
+    fedmpi.run(nested(own), out="study/seed=0")
     edit(home / "own_study/helper.py", "STEP = 1", "STEP = 2")
     with forgotten():
-        said = command("sweep", "sweep.toml", "--out", "study")
-        note = "own_study/helper.py is not the file that own,seed=0 ran with. `fedmpi compare` keeps such runs apart"
-        assert said.code == 0 and note in said.text
-        planned = plan_sweep(SWEEP, Path("study"))
-        assert other_sources(planned, planned.runs[1:]) == note
-        assert other_sources(planned, []) == "", "all runs are finished"
-    kept = Path("study/own,seed=1/plugins/own_study")
+        planned, said = plan_sweep(sweep, Path("study")), []
+        run_sweep(planned, planned.runs, stop=lambda: True, say=said.append)
+        note = "own_study/helper.py is not the file that seed=0 ran with. `fedmpi compare` keeps such runs apart"
+        assert f"note: {note}" in said
+        fedmpi.run(nested(own | {"seed": 1}), out="study/seed=1")
+    kept = Path("study/seed=1/plugins/own_study")
     assert all(
         (kept / name).read_text() == (home / "own_study" / name).read_text() for name in ("late.py", "helper.py")
     )
@@ -278,40 +268,34 @@ def test_an_edited_component_does_not_change_what_a_finished_run_is(
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two finished runs, one that was stopped, one that ended early, and folders that are none."""
+    """Two finished runs, one that was stopped, and one that ended early."""
     folder = tmp_path_factory.mktemp("study")
     for name, more in (
         ("lr=0.1,seed=0", {"local.lr": 0.1}),
         ("lr=0.2,seed=10", {"local.lr": 0.2, "seed": 10}),
         ("lr=0.2,seed=2", {"local.lr": 0.2, "seed": 2, "evaluation.every": 2}),
+        ("ended", {"seed": 3, "local.steps": 1}),
     ):
-        stop = iter([False, True]).__next__ if more.get("seed") == 2 else None
-        fedmpi.run("fedavg", {**SMALL, "rounds": 3, **more}, data="digits:clients=6", out=folder / name, stop=stop)
-    ended = {**SMALL, "rounds": 3, "seed": 3, "local.steps": 1}
-    fedmpi.run("fedavg", ended, data="digits:clients=6", out=folder / "ended", on_round=lambda _: True)
-    (folder / "figures").mkdir()
+        stop = iter([False, True]).__next__ if "evaluation.every" in more else None
+        ends = (lambda _: True) if name == "ended" else None
+        keys = {**SMALL, "rounds": 3, **more}
+        fedmpi.run("fedavg", keys, data="digits:clients=6", out=folder / name, stop=stop, on_round=ends)
     return folder
+
+
+RUNS = [("ended", 3, True), ("lr=0.1,seed=0", 0, True), ("lr=0.2,seed=2", 2, False), ("lr=0.2,seed=10", 10, True)]
 
 
 def test_unfinished_runs_are_left_out_and_named(study: Path) -> None:
     with pytest.warns(UserWarning, match=r"^left out, not finished: .*lr=0.2,seed=2 \(1 of 3 rounds\)"):
         runs = fedmpi.load_runs(study)
-    assert [run.folder.name for run in runs if run.folder] == ["ended", "lr=0.1,seed=0", "lr=0.2,seed=10"]
-    assert all(run.finished and np.isfinite(run.summary["final"]["test_accuracy"]) for run in runs)
+    assert [run.folder.name for run in runs if run.folder] == [name for name, _, finished in RUNS if finished]
     every = fedmpi.load_runs(study, unfinished=True)
-    assert [(run.folder.name, run.finished) for run in every if run.folder] == [
-        ("ended", True),
-        ("lr=0.1,seed=0", True),
-        ("lr=0.2,seed=2", False),
-        ("lr=0.2,seed=10", True),
-    ]
+    assert [(run.folder.name, run.config.seed, run.finished) for run in every if run.folder] == RUNS
     with warnings.catch_warnings(action="error"):
         assert len(fedmpi.load_runs(study / "lr=0.1*")) == 1
-        assert fedmpi.load_run(study / "ended").finished
     with pytest.raises(fedmpi.UserError, match=r"is finished: .*seed=2 \(1 of 3 rounds\). Continue them, or set unfin"):
         fedmpi.load_runs(study / "*seed=2")
-    with pytest.raises(fedmpi.UserError, match="no folder named .*figures holds a run"):
-        fedmpi.load_runs(study / "figures")
 
 
 def test_a_study_is_one_tidy_table(study: Path) -> None:
@@ -319,31 +303,16 @@ def test_a_study_is_one_tidy_table(study: Path) -> None:
         table = fedmpi.frame(study)
     keys = ["run", "seed", "finished", "local.lr", "local.epochs", "evaluation.every", "local.steps", "round"]
     assert sorted(table.columns[:8]) == sorted(keys)
-    assert (
-        np.isnan(table["local.epochs"][0])
-        and (table["local.epochs"] > 0).sum() == 7 == table["local.steps"].isna().sum()
-    )
-    assert [tuple(row) for row in table[["run", "seed", "finished", "round"]].to_numpy()] == [
-        ("ended", 3, True, 0),
-        ("lr=0.1,seed=0", 0, True, 0),
-        ("lr=0.1,seed=0", 0, True, 1),
-        ("lr=0.1,seed=0", 0, True, 2),
-        ("lr=0.2,seed=2", 2, False, 0),
-        ("lr=0.2,seed=10", 10, True, 0),
-        ("lr=0.2,seed=10", 10, True, 1),
-        ("lr=0.2,seed=10", 10, True, 2),
-    ]
-    record = fedmpi.load_run(study / "lr=0.2,seed=10").records[2]
-    last = table.iloc[-1]
+    assert np.isnan(table["local.epochs"][0]) and (table["local.epochs"] > 0).sum() == 7
+    rounds = [1, 3, 1, 3]
+    expected = [(*run, t) for run, count in zip(RUNS, rounds, strict=True) for t in range(count)]
+    assert [tuple(row) for row in table[["run", "seed", "finished", "round"]].to_numpy()] == expected
+    record, last = fedmpi.load_run(study / "lr=0.2,seed=10").records[2], table.iloc[-1]
     assert all(last[key] == record[key] for key in ("test_accuracy", "train_loss", "participants"))
     assert last["phase_seconds.train"] == record["phase_seconds"]["train"] and last["local.lr"] == 0.2
-    means = table[table.finished & (table["round"] == 2)].groupby("local.lr")["test_accuracy"].mean()
-    assert means.loc[0.2] == record["test_accuracy"]
     with warnings.catch_warnings(action="error"):
         one = fedmpi.frame(study / "lr=0.1*")
     assert list(one.columns[:4]) == ["run", "seed", "finished", "round"], "nothing differs"
-    with pytest.raises(fedmpi.UserError, match="no folder named"):
-        fedmpi.frame(study / "none")
 
 
 # Numbers of components
@@ -353,79 +322,56 @@ import fedmpi
 
 
 class Counting(fedmpi.LocalAlgorithm):
-    numbers = ("samples", "half")
+    sums, numbers = ("moved",), ("samples", "half")
 
     def finish(self, client, server, work, generator):
-        return {"samples": client.samples, "half": 0.5}
-
-
-class Summing(fedmpi.LocalAlgorithm):
-    sums, numbers = ("moved",), "index"
-
-    def finish(self, client, server, work, generator):
-        return {"moved": work.delta, "index": float(client.index)}
-
-
-@fedmpi.client_sampler
-def halves(view):
-    return fedmpi.Cohort(np.arange(3), numbers={"threshold": 0.25 + view.round, "count": np.int64(view.count)})
+        return {"moved": work.delta, "samples": client.samples, "half": 0.5}
 
 
 @fedmpi.client_sampler
 class Kept:
     def draw(self, view):
-        return fedmpi.Cohort([4, 2], [0.5, 0.5], numbers={"threshold": np.float32(2)})
+        numbers = {"threshold": np.float32(0.25 + view.round), "count": np.int64(view.count)}
+        return fedmpi.Cohort([4, 2, 1], numbers=numbers)
 """
-NUMBERS: dict[str, tuple[dict[str, Any], dict[str, Callable[[dict[str, Any]], float]]]] = {
-    "exact sums, and a sampler that is a class": (
-        {"local.algorithm": "components:Counting", "server.exact": True, "clients.sampler": "components:Kept"},
-        {"local_half": lambda _: 0.5, "sampler_threshold": lambda _: 2.0},
-    ),
-    "an algorithm that sums vectors, too, and a sampler whose clients drop out": (
-        {"local.algorithm": "components:Summing", "clients.sampler": "components:halves", "clients.failure_rate": 0.5},
-        {"local_index": lambda _: 1.0, "sampler_threshold": lambda record: 0.25 + record["round"]},
-    ),
-}
 
 
-@pytest.mark.parametrize("case", NUMBERS)
+@pytest.mark.parametrize("more", [{}, {"server.exact": True, "clients.failure_rate": 0.5}], ids=["plain", "exact"])
 def test_numbers_of_components_reach_records_tensorboard_compare_and_tables(
-    case: str, home: Path, command: Callable[..., Said]
+    more: dict[str, Any], home: Path, command: Callable[..., Said]
 ) -> None:
-    keys, expected = NUMBERS[case]
     Path("components.py").write_text(COMPONENTS)
-    keys = {**SMALL, "rounds": 2, "logging.tensorboard": True, **keys}
+    own = {"local.algorithm": "components:Counting", "clients.sampler": "components:Kept"}
+    keys = {**SMALL, "rounds": 2, "logging.tensorboard": True, **own, **more}
     run = fedmpi.run("fedavg", keys, data="digits:clients=6", out="runs/a")
-    events = EventAccumulator("runs/a")
+    events, table = EventAccumulator("runs/a"), fedmpi.frame("runs")
     events.Reload()
-    table = fedmpi.frame("runs")
-    for name, value in expected.items():
+    for name in ("local_half", "local_samples", "sampler_threshold", "sampler_count"):
         known = [record for record in run.records if name in record]  # all clients may drop out
-        numbers = [value(record) for record in known]
-        if name != "local_index":
-            assert [record[name] for record in known] == pytest.approx(numbers, rel=1e-6)
+        expected = {
+            "local_half": [0.5] * len(known),
+            "local_samples": [record["samples"] / record["participants"] for record in known],
+            "sampler_threshold": [0.25 + record["round"] for record in known],
+            "sampler_count": [3] * len(known),
+        }[name]
+        assert [record[name] for record in known] == pytest.approx(expected, rel=1e-6) and known
         shown = [event.value for event in events.Scalars(name.replace("_", "/", 1))]
-        assert shown == pytest.approx([record[name] for record in known]) == table[name].dropna().tolist()
+        assert shown == pytest.approx(expected, rel=1e-6) and table[name].dropna().tolist() == pytest.approx(expected)
         assert f"{known[-1][name]:.4g}" in command("compare", "runs", "--metric", name).text
 
 
 # Keys
 
-TWICE: dict[str, tuple[dict[str, Any], list[str]]] = {
-    "two settings": ({}, ["clients.count=3", "clients.fraction=0.5"]),
-    "the value of the preset": ({}, ["clients.fraction=0.1", "clients.count=3"]),
-    "epochs and steps": ({}, ["local.epochs=1", "local.steps=2"]),
-    "file and setting": ({"clients.count": 3}, ["clients.fraction=0.5"]),
-    "steps in the file": ({"local.steps": 2}, ["local.epochs=1"]),
-    "both in the file": ({"local.steps": 2, "local.epochs": 1}, []),
-    "an option in the name of the digits": ({}, ["data.source=digits:clients=5", "data.source.clients=6"]),
-    "the same in a file": ({"data.source": "digits:alpha=5"}, ["data.source.alpha=0.5"]),
-}
 
-
-@pytest.mark.parametrize("case", TWICE)
-def test_two_keys_that_say_the_same_are_rejected(case: str, tmp_path: Path) -> None:
-    table, settings = TWICE[case]
+@pytest.mark.parametrize(
+    ("table", "settings"),
+    [
+        pytest.param({"clients.count": 3}, ["clients.fraction=0.5"], id="file and setting"),
+        pytest.param({"local.steps": 2, "local.epochs": 1}, [], id="both in the file"),
+        pytest.param({}, ["data.source=digits:clients=5", "data.source.clients=6"], id="an option in a name"),
+    ],
+)
+def test_two_keys_that_say_the_same_are_rejected(table: dict[str, Any], settings: list[str], tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(tomli_w.dumps(nested({"preset": "fedavg", **table})))
     with pytest.raises(fedmpi.UserError, match=r"say the same in two ways\. Keep one of them") as refused:
         load_config(tmp_path / "run.toml", settings)
