@@ -51,7 +51,6 @@ SECONDS_FOR_RANK_0 = 1.0
 """Seconds by which the other ranks end later than rank 0, which prints the message for all."""
 # An abort can discard the rank's last output: give the launcher time to pass it on.
 SECONDS_FOR_LAST_WORDS = 0.3
-SECONDS_FOR_ABORT = 2.0
 
 
 @dataclass(frozen=True)
@@ -246,19 +245,6 @@ def abort_job(code: int) -> NoReturn:
         time.sleep(SECONDS_FOR_LAST_WORDS)
         mpi.COMM_WORLD.Abort(code)
     sys.exit(code)
-
-
-def abort_anyway(code: int) -> NoReturn:
-    """End the job from any thread, also if the main one hangs within MPI: this process then exits at once.
-
-    The launcher ends the others if one exits with a code other than 0 (srun with `--kill-on-bad-exit`).
-    """
-    with suppress(Exception):
-        sys.stdout.flush()
-    if running_mpi() is not None:
-        threading.Thread(target=abort_job, args=(code,), daemon=True).start()
-        time.sleep(SECONDS_FOR_ABORT)
-    os._exit(code)
 
 
 def world_rank() -> int | None:

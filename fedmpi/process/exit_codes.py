@@ -12,7 +12,6 @@ from __future__ import annotations
 import faulthandler
 import io
 import os
-import resource
 import socket
 import sys
 import time
@@ -32,13 +31,7 @@ from fedmpi.common.errors import (
     UserError,
     raised,
 )
-from fedmpi.mpi import (
-    abort_job,
-    agree_on_end,
-    read_launch,
-    start_mpi,
-    world_rank,
-)
+from fedmpi.mpi import abort_job, agree_on_end, read_launch, start_mpi, world_rank
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -47,14 +40,11 @@ DONE, OUR_FAULT, USER_ERROR, STOPPED, INTERRUPTED, UNREAD = 0, 1, 2, 75, 130, 14
 SECONDS_TO_AGREE = {DONE: None, STOPPED: 60.0}
 SECONDS_TO_AGREE_ON_ERROR = 2.0
 ENDS_ALONE = "ends alone with exit code {}"
-OPEN_FILES = 65_536
-"""Open files that suffice for any folder of shards; a higher system limit is not used."""
 
 
 def run_guarded(main: Callable[[], int | None], joins: bool = True, ignores_lost_output: bool = False) -> NoReturn:
     """Run a command's main function so that an error on one rank ends the whole job."""
     _prepare_streams(ignores_lost_output)
-    _allow_many_files()
     try:
         launch = read_launch()
         if joins and launch is not None and launch.size > 1:
@@ -169,15 +159,6 @@ def _write(text: str) -> None:
         sys.stdout.flush()
         sys.stderr.write(text + "\n")  # in one piece, so that the ranks' lines do not mix
         sys.stderr.flush()
-
-
-def _allow_many_files() -> None:
-    """Raise this process's own limit, often 1,024, to the system's maximum."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with suppress(OSError, ValueError):  # the real limit is lower than reported
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class _Output(io.FileIO):

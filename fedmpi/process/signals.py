@@ -6,6 +6,7 @@ This module imports nothing slow: the commands install the handlers before anyth
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -13,7 +14,6 @@ import threading
 import time
 from contextlib import suppress
 from types import FrameType
-from typing import Any, NoReturn
 
 from fedmpi.common.errors import UNWRITABLE
 
@@ -23,7 +23,8 @@ FORCING = (signal.SIGTERM, signal.SIGINT)
 """Signals whose repetition ends the job without saving; all others are warnings, however often they arrive."""
 SECONDS_OF_COPIES = 2.0
 """Seconds after the first signal within which others are copies: launchers and batch systems may send several."""
-SECONDS_FOR_RANK_0 = 1.0
+RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+"""Environment variables that hold a rank; rank 0 speaks for all."""
 
 
 class Interrupt:
@@ -34,8 +35,7 @@ class Interrupt:
     """
 
     def __init__(self) -> None:
-        self.requested = False
-        self._first: float | None = None
+        self.requested, self._installed = False, True
         reading, writing = os.pipe()
         os.set_blocking(writing, False)
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
@@ -53,58 +53,34 @@ class Interrupt:
 
     def _listen(self, reading: int) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # only the main thread may receive them
+        forced = False
         while received := os.read(reading, 64):
             self.requested |= any(number in SIGNALS for number in received)
-            for number in received:
-                if number in FORCING:
-                    self._count(signal.Signals(number))
+            if not forced and any(number in FORCING for number in received):
+                forced = True
+                self._let_the_next_end_the_process(signal.SIGINT in received)
 
-    def _count(self, number: signal.Signals) -> None:
-        now = time.monotonic()
-        if self._first is None:
-            self._first = now
-            if number == signal.SIGINT and not _rank():
-                _print_line("stopping: the round at work is finished and saved first; Ctrl-C once more ends at once")
-        elif now - self._first > SECONDS_OF_COPIES:
-            end_now(128 + number, f"ended by a second {number.name}: nothing was saved after the last checkpoint")
+    def _let_the_next_end_the_process(self, from_terminal: bool) -> None:
+        """Give SIGTERM and SIGINT their usual effect, which needs no handler; the launcher ends the other ranks."""
+        if from_terminal and not any(os.environ.get(name, "0") != "0" for name in RANKS):
+            with suppress(*UNWRITABLE):  # a closed terminal must not keep the run from saving
+                sys.stderr.write(
+                    "stopping: the round at work is finished and saved first; Ctrl-C once more ends at once\n"
+                )
+                sys.stderr.flush()
+        time.sleep(SECONDS_OF_COPIES)
+        for number in FORCING if self._installed else ():
+            ctypes.CDLL(None).signal(int(number), 0)  # SIG_DFL; Python changes handlers in the main thread only
 
     def ignore(self) -> None:
         """Ignore further signals while a stopped run that has saved ends: batch systems send several."""
+        self._installed = False
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 
     def restore(self) -> None:
         """Restore the earlier handlers."""
+        self._installed = False
         signal.set_wakeup_fd(-1)
         for number, handler in self._previous.items():
             signal.signal(number, handler)
-
-
-def end_now(code: int, why: str) -> NoReturn:
-    """End the whole job with this code, from any thread, even if the main thread hangs; rank 0 prints the reason."""
-    rank = _rank()
-    if rank:
-        time.sleep(SECONDS_FOR_RANK_0)  # if rank 0 hangs too, the others end the job
-    _print_line(f"error: {why}" if rank is None else f"rank {rank}: error: {why}")
-    if (launch := _launch_module()) is not None:
-        launch.abort_anyway(code)
-    os._exit(code)
-
-
-def _rank() -> int | None:
-    """Return this process's rank in its job, if it is known already."""
-    module = _launch_module()
-    launch = module.read_launch() if module is not None else None
-    return launch.rank if launch is not None and launch.size > 1 else None
-
-
-def _launch_module() -> Any:
-    """Return `fedmpi.mpi.launch` if it is loaded: an import could wait for the main thread, which may hang."""
-    module = sys.modules.get("fedmpi.mpi.launch")
-    return module if hasattr(module, "running_mpi") else None
-
-
-def _print_line(text: str) -> None:
-    with suppress(*UNWRITABLE):  # a closed terminal must not keep the job from ending
-        sys.stderr.write(text + "\n")
-        sys.stderr.flush()
