@@ -13,8 +13,8 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ import numpy as np
 from torch import nn
 
 from fedmpi.common.arithmetic import process_as_before
-from fedmpi.common.errors import RunFailure, UserError
+from fedmpi.common.errors import UserError
 from fedmpi.common.files import named_folder
 from fedmpi.common.terminal import paragraph
 from fedmpi.config import Config, load_config
@@ -61,21 +61,11 @@ class Run:
         All rounds done; ended by `on_round`; or stopped on request, with a checkpoint in the folder to resume from.
     """
 
-    def __init__(
-        self,
-        summary: Record,
-        *,
-        config: Callable[[], Config],
-        records: Callable[[], list[Record]],
-        model: Callable[[], nn.Module],
-        clients: Callable[[], Columns] = dict,
-        folder: Path | None = None,
-        ending: Ending = "finished",
-    ):
+    def __init__(self, summary: Record, *, folder: Path | None = None, ending: Ending = "finished", **known: Any):
         self.summary = summary
         self.folder = folder
         self.ending = ending
-        self._config, self._records, self._model, self._clients = config, records, model, clients
+        self.__dict__.update(known)  # values of the properties below that are not read from the folder
 
     @property
     def finished(self) -> bool:
@@ -84,21 +74,30 @@ class Run:
 
     @cached_property
     def config(self) -> Config:
-        """Return the complete configuration of the run."""
-        return self._config()
+        """Return the complete configuration of the run, with the current path of its shards."""
+        with sources_of(self._path("config.toml")):
+            return load_config(self._path("config.toml"))
 
     @cached_property
     def records(self) -> list[Record]:
         """Return one record per round, as in RUN/metrics.jsonl.
 
-        Under MPI the list is complete on rank 0 and empty on the others.
+        With a folder, they are read from there at the first access. Under MPI the list is complete on rank 0 and
+        empty on the others.
         """
-        return self._records()
+        rounds = self.summary["final"]["round"] + 1 if "round" in self.summary.get("final", {}) else None
+        records = read_records(self._path(), rounds)
+        if rounds is not None and len(records) < rounds:
+            raise UserError(
+                f"{self._path('metrics.jsonl')} holds {len(records)} of the {rounds} records that the run has written. "
+                "Put the file back"
+            )
+        return records
 
     @cached_property
     def model(self) -> nn.Module:
         """Return the network with the final weights, in evaluation mode, on the CPU. It is identical on every rank."""
-        return self._model()
+        return _rebuilt(self._path(), self.summary)
 
     @cached_property
     def clients(self) -> Columns:
@@ -108,7 +107,11 @@ class Run:
 
         Under MPI the columns are complete on rank 0 and empty on the others.
         """
-        return self._clients()
+        return read_clients(self._path())
+
+    def _path(self, name: str = "") -> Path:
+        assert self.folder is not None
+        return self.folder / name
 
     def frame(self) -> Any:
         """Return the records as a pandas table, one row per round."""
@@ -206,17 +209,6 @@ def run(
             return _run(experiment, folder, resume, progress, on_round=on_round, stop=stop, rearm=rearm)
 
 
-@contextmanager
-def _exits_refused() -> Iterator[None]:
-    """Make `sys.exit` fail the run, in an evaluation or anywhere else without a named component."""
-    try:
-        yield
-    except SystemExit as left:
-        raise RunFailure(
-            f"code of yours called sys.exit({left.code!r}) in the middle of a run: let it raise an exception"
-        ) from left
-
-
 def _configured(
     config: str | Path | Mapping[str, Any] | Config, overrides: Mapping[str, Any], data: Any, model: Any
 ) -> Config:
@@ -231,27 +223,25 @@ def _configured(
         if value is not None
     }
     for key in objects:
-        if isinstance(overrides, Mapping) and key in overrides:
+        if key in overrides:
             raise UserError(
                 f"{key.partition('.')[0]}= and {key} of the overrides say the same in two ways. Keep one of them"
             )
-    found = given_config(config, {**overrides, **objects} if isinstance(overrides, Mapping) else overrides)
+    found = given_config(config, {**overrides, **objects} if objects else overrides)
     if isinstance(config, str | Path):
         refuse_other_shards(Path(config), found)
     return found
 
 
-@_exits_refused()
 def _run(experiment: Experiment, folder: Path | None, resume: bool, progress: bool, **functions: Any) -> Run:
     config, cluster, simulation = experiment.config, experiment.cluster, None
     recorder = open_recorder(cluster, folder, config, resume, experiment.model.module, experiment.data_facts.digest)
     try:
-        with _exits_refused():  # inside the context, so that the log reports the resulting failure
-            log_setup(experiment)
-            if progress and cluster.is_server:
-                print("\n".join(map(paragraph, opening_lines(experiment, folder))), flush=True)
-            simulation = Simulation(experiment, recorder, progress=progress, **functions)
-            ending = simulation.run()
+        log_setup(experiment)
+        if progress and cluster.is_server:
+            print("\n".join(map(paragraph, opening_lines(experiment, folder))), flush=True)
+        simulation = Simulation(experiment, recorder, progress=progress, **functions)
+        ending = simulation.run()
     except Exception as error:
         if recorder is not None:
             recorder.failed(error)
@@ -261,19 +251,12 @@ def _run(experiment: Experiment, folder: Path | None, resume: bool, progress: bo
             simulation.close()
         if recorder is not None:
             recorder.close()
-    summary, where = _from_server(cluster, [simulation.summary, str(folder or "")])
+    summary, where = _from_server(cluster, [simulation.summary, str(folder.absolute()) if folder else ""])
     history, module = simulation.history, experiment.model.released()
-    kept = recorder.folder.absolute() if recorder is not None else None  # the program may change its directory later
-
-    return Run(
-        summary,
-        config=lambda: config,
-        records=lambda: history.records,
-        model=lambda: module,
-        clients=lambda: concatenated(history.clients) if kept is None else read_clients(kept),
-        folder=Path(where) if where else None,
-        ending=ending,
-    )
+    known = {"config": config, "model": module}
+    if recorder is None:
+        known |= {"records": history.records, "clients": concatenated(history.clients)}
+    return Run(summary, folder=Path(where) if where else None, ending=ending, **known)
 
 
 def _from_server(cluster: Cluster, values: Any) -> Any:
@@ -290,45 +273,12 @@ def load_run(folder: str | Path) -> Run:
     UserError
         The folder contains no run, or a file in it is damaged; later, if missing data are accessed.
     """
-    folder = Path(folder)
+    folder = Path(folder).absolute()  # the program may change its directory later
     path = folder / "config.toml"
     if not os.path.isfile(path):
         raise UserError(f"{folder} holds no run: there is no {path.name} in it")
-    summary, kept = read_summary(folder / "summary.json"), folder.absolute()
-    ending = ending_of(summary, path) if summary else "stopped"
-    rounds = summary["final"]["round"] + 1 if "round" in summary.get("final", {}) else None
-    return Run(
-        summary,
-        config=lambda: _config_of(kept / path.name),
-        records=lambda: _records(kept, rounds),
-        model=lambda: _rebuilt(kept, summary),
-        clients=lambda: read_clients(kept),
-        folder=folder,
-        ending=ending,
-    )
-
-
-def _config_of(path: Path) -> Config:
-    """Return the configuration in RUN/config.toml, with the current path of its shards."""
-    with sources_of(path):
-        return load_config(path)
-
-
-def _records(folder: Path, rounds: int | None) -> list[Record]:
-    """Return the records of so many rounds in RUN/metrics.jsonl; for an unfinished run the existing ones.
-
-    Raises
-    ------
-    UserError
-        The file is missing or damaged.
-    """
-    records = read_records(folder, rounds)
-    if rounds is not None and len(records) < rounds:
-        raise UserError(
-            f"{folder / 'metrics.jsonl'} holds {len(records)} of the {rounds} records that the run has written. "
-            "Put the file back"
-        )
-    return records
+    summary = read_summary(folder / "summary.json")
+    return Run(summary, folder=folder, ending=ending_of(summary, path) if summary else "stopped")
 
 
 def _rebuilt(folder: Path, summary: Record) -> nn.Module:
