@@ -222,9 +222,7 @@ def test_a_model_of_another_type_takes_samples_for_float32_or_is_rejected(dtype:
         assert next(run.model.parameters()).dtype == torch.float64
         return
     for converts in (False, True):
-        with pytest.raises(
-            fedmpi.UserError, match=f"^the model's parameters are torch.{dtype}, which no engine trains"
-        ):
+        with pytest.raises(fedmpi.UserError, match=f"^the model's values are torch.{dtype}, which no engine trains"):
             fedmpi.run("fedavg", {**keys, "model.converts": converts})
 
 

@@ -226,7 +226,7 @@ def test_each_of_several_metrics_has_its_own_options(tmp_path: Path) -> None:
     assert {"test_seen_2", "test_seen_3"} <= given.records[-1].keys()
     assert stored(given, "task.metrics") == [f"{HERE}:CountsOnce(...)"] * 2
     with pytest.raises(fedmpi.UserError, match="listed twice"):
-        fedmpi.Config(preset="fedavg", task={"metrics": ["top-5", "top-5"]})
+        fedmpi.Config(preset="fedavg", task={"metrics": ["top-k", "top-k"]})
 
 
 def test_names_bring_back_functions_and_classes_and_nothing_else() -> None:

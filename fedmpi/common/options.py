@@ -188,7 +188,7 @@ def options_of(found: Any, positional: bool = False) -> tuple[dict[str, FieldInf
     for p in chosen:
         default = PydanticUndefined if p.default is p.empty else p.default
         options[p.name] = FieldInfo.from_annotated_attribute(types.get(p.name, Any), default)
-        options[p.name].description = docs.get(p.name, "")
+        options[p.name].description = docs.get(p.name) or options[p.name].description or ""
     return options, takes_any
 
 

@@ -51,15 +51,14 @@ class TaskKind:
         return not kinds or self.name in kinds
 
 
-OF_CLASSES = ("cross-entropy", "label-smoothing", "focal")
-CHOSEN = ("top-5", "top-k", "calibration-error")
+OF_CLASSES = ("cross-entropy", "label-smoothing")
 KINDS: Mapping[str, TaskKind] = {
     kind.name: kind
     for kind in (
-        TaskKind("classification", OF_CLASSES, ("accuracy", "macro-f1"), ("perplexity", *CHOSEN)),
-        TaskKind("tokens", OF_CLASSES, ("accuracy", "perplexity"), ("macro-f1", *CHOSEN)),
+        TaskKind("classification", OF_CLASSES, ("accuracy", "macro-f1"), ("perplexity", "top-k")),
+        TaskKind("tokens", OF_CLASSES, ("accuracy", "perplexity"), ("macro-f1", "top-k")),
         TaskKind("multilabel", ("bce",), ("accuracy", "macro-f1", "mean-average-precision")),
-        TaskKind("regression", ("mse", "l1", "huber"), ("mae", "rmse", "r2"), score="loss", higher=False),
+        TaskKind("regression", ("mse",), ("mae", "rmse", "r2"), score="loss", higher=False),
     )
 }
 CLASSIFICATION = KINDS["classification"]

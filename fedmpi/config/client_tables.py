@@ -78,15 +78,14 @@ class TaskTable(Table):
     """classification: one of C classes a sample; tokens: one at each of its positions, -1 where none counts (next word,
     next character); multilabel: any of C labels; regression: numbers. The data say which they are for."""
     loss: Annotated[Chosen, chooses("loss", "cross-entropy")] = Chosen("loss", "cross-entropy")
-    """Loss. Classification and tokens: cross-entropy; label-smoothing (option smoothing); focal (option gamma).
-    Multilabel: bce, binary cross-entropy of each label. Regression: mse; l1; huber (option delta). The first of each is
-    the default. Or a custom "package.module:function": function(outputs (b, …), targets (b, …)) -> (b,), one value per
-    sample."""
+    """Loss. Classification and tokens: cross-entropy; label-smoothing (option smoothing). Multilabel: bce, binary
+    cross-entropy of each label. Regression: mse. The first of each is the default. Or a custom
+    "package.module:function": function(outputs (b, …), targets (b, …)) -> (b,), one value per sample."""
     metrics: Annotated[tuple[Chosen, ...], chooses_several("metric")] = ()
     """Metrics of the global model in addition to those of its kind (classification: accuracy and macro-f1; tokens:
-    accuracy and perplexity; multilabel: accuracy, macro-f1, mean-average-precision; regression: mae, rmse, r2): top-5;
-    top-k (option k); perplexity; calibration-error (option bins); or a custom "package.module:function":
-    function(outputs, targets) -> dict of sums over the samples, recorded as means: test_NAME, val_NAME."""
+    accuracy and perplexity; multilabel: accuracy, macro-f1, mean-average-precision; regression: mae, rmse, r2): top-k
+    (option k); perplexity; or a custom "package.module:function": function(outputs, targets) -> dict of sums over the
+    samples, recorded as means: test_NAME, val_NAME."""
 
     @model_validator(mode="before")
     @classmethod

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from fedmpi.common.calling import is_complex, kept_generators, refuse_result, seed_generators
+from fedmpi.common.calling import kept_generators, seed_generators
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import Component, resolve
 from fedmpi.common.streams import Purpose, Streams
@@ -68,15 +68,11 @@ class FlatModel:
         self._hold(module if self.plain else self._pristine.fresh(self.masks))
         if not self.parameters:
             raise UserError("the model has no trainable parameters. Set requires_grad of at least one")
-        if len(kinds := {str(value.dtype) for value in self._values}) > 1:
+        self.dtype, kinds = self.parameters[0].dtype, {value.dtype for value in self._values}
+        if len(kinds) > 1 or self.dtype not in (torch.float32, torch.float64):
             raise UserError(
-                f"the model mixes float types ({', '.join(sorted(kinds))}). Give all parameters and buffers the same"
-            )
-        self.dtype = self.parameters[0].dtype
-        if self.dtype not in (torch.float32, torch.float64):
-            raise UserError(
-                f"the model's parameters are {self.dtype}, which no engine trains. Build it in float32, and call its "
-                "layers in a torch.autocast block for products in lower precision"
+                f"the model's values are {' and '.join(sorted(map(str, kinds)))}, which no engine trains. Build all in "
+                "float32, and call its layers in a torch.autocast block for products in lower precision"
             )
         self.trainable = sum(p.numel() for p in self.parameters)
         self.size = self.trainable + sum(b.numel() for b in self.buffers)
@@ -262,11 +258,7 @@ class FlatModel:
         return losses.detach(), gradients
 
     def _logits(self, x: Tensor) -> Tensor:
-        logits = self.module(x)
-        if not isinstance(logits, Tensor) or logits.is_complex():
-            what = "complex numbers: return real ones" if is_complex(logits) else f"{type(logits).__name__}, no tensor"
-            failure = TypeError(f"it returned {what}")
-            raise failure if self.part is None else refuse_result(self.part, f"returned {what}")
+        logits: Tensor = self.module(x)
         return logits.to(self.dtype)
 
     def _gradients(self, of: Tensor, weights: Tensor | None = None) -> Sequence[Tensor | None]:

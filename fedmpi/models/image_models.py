@@ -25,12 +25,22 @@ if TYPE_CHECKING:
     from fedmpi.data.schema import DataDescription
 
 Count = Annotated[int, Field(ge=1)]
-ACTIVATIONS: dict[str, type[nn.Module]] = {
-    "relu": nn.ReLU,
-    "tanh": nn.Tanh,
-    "sigmoid": nn.Sigmoid,
-    "gelu": nn.GELU,
-}
+ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid, "gelu": nn.GELU}
+
+
+def dense_layers(
+    inputs: int, hidden: Sequence[int], outputs: int, dropout: float = 0.0, activation: str = "relu"
+) -> OrderedDict[str, nn.Module]:
+    """Return dense layers, each but the last one with its activation and, above 0, dropout."""
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    for number, width in enumerate(hidden, 1):
+        layers[f"dense{number}"] = nn.Linear(inputs, width)
+        layers[f"{activation}{number}"] = ACTIVATIONS[activation]()
+        if dropout:
+            layers[f"dropout{number}"] = nn.Dropout(dropout)
+        inputs = width
+    layers["output"] = nn.Linear(inputs, outputs)
+    return layers
 
 
 @register("model", "mlp")
@@ -54,16 +64,9 @@ def mlp(
     """
     if description.task == "text":
         raise UserError('model.name = "mlp" cannot read token ids. Choose a text model, e.g. "text-cnn"')
-    layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
     inputs = math.prod(description.feature_shape)
-    for number, width in enumerate(hidden, 1):
-        layers[f"dense{number}"] = nn.Linear(inputs, width)
-        layers[f"{activation}{number}"] = ACTIVATIONS[activation]()
-        if dropout:
-            layers[f"dropout{number}"] = nn.Dropout(dropout)
-        inputs = width
-    layers["output"] = nn.Linear(inputs, description.classes)
-    return nn.Sequential(layers)
+    dense = dense_layers(inputs, hidden, description.classes, dropout, activation)
+    return nn.Sequential(OrderedDict(flatten=nn.Flatten()) | dense)
 
 
 @register("model", "cnn")
@@ -79,7 +82,7 @@ def astraea_cnn(description: DataDescription, *, dropout: Probability = 0.5, den
     dense : int
         Units of the dense layer.
     """
-    shape = image_shape(description, "cnn")
+    shape = image_shape(description)
     layers: OrderedDict[str, nn.Module] = OrderedDict(
         conv1=nn.Conv2d(shape[0], 12, 5, stride=2),
         relu1=nn.ReLU(),
@@ -91,10 +94,10 @@ def astraea_cnn(description: DataDescription, *, dropout: Probability = 0.5, den
         relu3=nn.ReLU(),
         flatten=nn.Flatten(),
     )
-    layers["dense"] = nn.Linear(flattened(layers, shape, "cnn"), dense)
+    layers["dense"] = nn.Linear(flattened(layers, shape), dense)
     layers["relu4"] = nn.ReLU()
     layers["output"] = nn.Linear(dense, description.classes)
-    return nn.Sequential(layers).train()
+    return nn.Sequential(layers)
 
 
 @register("model", "cifar-cnn")
@@ -112,7 +115,7 @@ def cifar_cnn(
     dense_dropout : float
         Dropout before the output.
     """
-    shape = image_shape(description, "cifar-cnn")
+    shape = image_shape(description)
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     channels = shape[0]
     for block, filters in enumerate((32, 64), 1):
@@ -124,11 +127,11 @@ def cifar_cnn(
         layers[f"dropout{block}"] = nn.Dropout(dropout)
         channels = filters
     layers["flatten"] = nn.Flatten()
-    layers["dense"] = nn.Linear(flattened(layers, shape, "cifar-cnn"), hidden)
+    layers["dense"] = nn.Linear(flattened(layers, shape), hidden)
     layers["relu"] = nn.ReLU()
     layers["dropout"] = nn.Dropout(dense_dropout)
     layers["output"] = nn.Linear(hidden, description.classes)
-    return nn.Sequential(layers).train()
+    return nn.Sequential(layers)
 
 
 @register("model", "image-cnn")
@@ -150,7 +153,7 @@ def image_cnn(
     dropout : float
         Probability of a zero after every stage.
     """
-    shape = image_shape(description, "image-cnn")
+    shape = image_shape(description)
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     channels = shape[0]
     for number, count in enumerate(filters, 1):
@@ -159,38 +162,31 @@ def image_cnn(
         layers[f"conv_dropout{number}"] = nn.Dropout(dropout)
         channels = count
     layers["flatten"] = nn.Flatten()
-    width = flattened(layers, shape, "image-cnn")
-    for number, units in enumerate(hidden, 1):
-        layers[f"dense{number}"] = nn.Linear(width, units)
-        layers[f"relu{number}"] = nn.ReLU()
-        layers[f"dropout{number}"] = nn.Dropout(dropout)
-        width = units
-    layers["output"] = nn.Linear(width, description.classes)
-    return nn.Sequential(layers).train()
+    return nn.Sequential(layers | dense_layers(flattened(layers, shape), hidden, description.classes, dropout))
 
 
-def image_shape(description: DataDescription, model: str) -> tuple[int, int, int]:
+def image_shape(description: DataDescription) -> tuple[int, int, int]:
     """Return (channels, height, width) of the data."""
-    shape = tuple(int(size) for size in description.feature_shape)
-    if description.task != "image" or len(shape) != 3:
+    if description.task != "image" or len(description.feature_shape) != 3:
         raise UserError(
-            f"model.name = {model!r} reads images, but the data have task {description.task!r} and shape "
-            f"{tuple(description.feature_shape)}. Choose another model"
+            f"the model reads images, but the data have task {description.task!r} and shape "
+            f"{description.feature_shape}. Choose another model.name"
         )
-    return shape[0], shape[1], shape[2]
+    channels, height, width = description.feature_shape
+    return channels, height, width
 
 
-def flattened(layers: OrderedDict[str, nn.Module], shape: tuple[int, int, int], model: str) -> int:
+def flattened(layers: OrderedDict[str, nn.Module], shape: tuple[int, int, int]) -> int:
     """Return the number of values that `layers` compute from one image."""
+    network = nn.Sequential(layers)
     try:
         with torch.no_grad():
-            values: Tensor = nn.Sequential(layers).eval()(torch.zeros(1, *shape))
-            return values.numel()
+            values: Tensor = network.eval()(torch.zeros(1, *shape))
     except RuntimeError as error:
         last = f": {shape[0]} channels? They come first, before height and width" * (shape[2] < min(shape[:2]))
-        raise UserError(
-            f"model.name = {model!r}: images of {shape[1]} × {shape[2]} pixels are too small{last}"
-        ) from error
+        raise UserError(f"images of {shape[1]} × {shape[2]} pixels are too small for the model{last}") from error
+    network.train()
+    return values.numel()
 
 
 class ResidualBlock(nn.Module):
@@ -226,7 +222,7 @@ def resnet18(description: DataDescription, *, width: int = 64, groups: int = 32)
     groups : int
         Groups of every group norm; must divide `width`.
     """
-    channels, _, _ = image_shape(description, "resnet18")
+    channels, _, _ = image_shape(description)
     if width % groups:
         raise UserError(f"model.groups = {groups} does not divide model.width = {width}. Choose a divisor")
     layers: list[nn.Module] = [

@@ -145,19 +145,14 @@ def travelling_buffers(module: nn.Module) -> list[Tensor]:
 
 
 def check_memory(module: nn.Module) -> None:
-    """Reject a module in which a trained parameter shares memory with another one, or with a buffer."""
-    named = [*module.named_parameters(), *module.named_buffers()]
-    values = {id(one): (name, one) for name, one in named if one.layout is torch.strided and one.numel()}
-    spans = sorted((*_span(one), name, one.requires_grad) for name, one in values.values())
-    for (_, end, name, trained), (begin, _, other, too) in zip(spans, spans[1:], strict=False):
-        if begin < end and (trained or too):
+    """Reject a module in which a trained parameter shares its memory with another one, or with a buffer."""
+    first: dict[int, tuple[str, bool]] = {}
+    for name, value in (*module.named_parameters(), *module.named_buffers()):
+        if value.layout is not torch.strided or not value.numel():
+            continue
+        other, trained = first.setdefault(value.data_ptr(), (name, value.requires_grad))
+        if other != name and (trained or value.requires_grad):
             raise UserError(
-                f"the model's {name} and {other} share memory, but only one of them would follow the training. Clone "
+                f"the model's {other} and {name} share memory, but only one of them would follow the training. Clone "
                 "one (….detach().clone()), or let both be one parameter (self.a = self.b)"
             )
-
-
-def _span(tensor: Tensor) -> tuple[int, int]:
-    """Return the addresses of the tensor's first byte and of the byte after its last."""
-    reach = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + (1 + reach) * tensor.element_size()

@@ -7,17 +7,19 @@ layers.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import register
+from fedmpi.models.image_models import dense_layers
 from fedmpi.models.layers import Probability, WordConvolution
 
 if TYPE_CHECKING:
@@ -25,6 +27,11 @@ if TYPE_CHECKING:
 
 INITIAL_SPREAD = 0.1
 """Standard deviation of initial word vectors: with 1, plain SGD at the learning rates of the papers oscillates."""
+
+Dimension = Annotated[int, Field(description="E, size of a word vector.")]
+Hidden = Annotated[Sequence[int], Field(description="Units of the dense ReLU layers.")]
+Vectors = Annotated[str | None, Field(description="Word vectors to start from (.npy, vocabulary × E).")]
+Frozen = Annotated[bool, Field(description="Keep the word vectors constant.")]
 
 
 class FrozenEmbedding(nn.Module):
@@ -40,19 +47,22 @@ class FrozenEmbedding(nn.Module):
         return nn.functional.embedding(tokens, self.vectors)
 
 
-def word_vectors(vocabulary: int, dimension: int, vectors: str | None, frozen: bool) -> tuple[nn.Module, int]:
+def word_vectors(
+    description: DataDescription, dimension: int, vectors: str | None = None, frozen: bool = False
+) -> tuple[nn.Module, int]:
     """Return the word vectors of a model and their dimension E."""
-    if vectors is None:
-        if frozen:
-            raise UserError("model.frozen = true needs model.vectors: the .npy file of the word vectors to keep")
-        table = nn.Embedding(vocabulary, dimension)
-        nn.init.normal_(table.weight, std=INITIAL_SPREAD)
-        return table, dimension
-    values = _read_vectors(Path(vectors), vocabulary)
+    if description.task != "text":
+        raise UserError(
+            f"the model reads texts, but the data are of task {description.task!r}. Choose another model.name"
+        )
+    if vectors is not None:
+        values = _read_vectors(Path(vectors), description.vocabulary)
+        return FrozenEmbedding(values) if frozen else nn.Embedding.from_pretrained(values, False), values.shape[1]
     if frozen:
-        return FrozenEmbedding(values), values.shape[1]
-    table = nn.Embedding(values.shape[0], values.shape[1], _weight=values)
-    return table, values.shape[1]
+        raise UserError("model.frozen = true needs model.vectors: the .npy file of the word vectors to keep")
+    table = nn.Embedding(description.vocabulary, dimension)
+    nn.init.normal_(table.weight, std=INITIAL_SPREAD)
+    return table, dimension
 
 
 def _read_vectors(path: Path, vocabulary: int) -> Tensor:
@@ -108,76 +118,42 @@ class AttentivePooling(nn.Module):
 
 
 def pooled_classifier(
-    description: DataDescription,
-    model: str,
-    encoder: Callable[[int], OrderedDict[str, nn.Module]],
-    width: int,
-    *,
-    dimension: int,
-    dropout: float,
-    hidden: Sequence[int],
-    vectors: str | None,
-    frozen: bool,
+    layers: OrderedDict[str, nn.Module], width: int, dropout: float, hidden: Sequence[int], classes: int
 ) -> nn.Sequential:
-    """Build FedSampling's text models: word vectors, an encoder of every word, attentive pooling, dense layers, logits.
-
-    The encoder maps word vectors of its argument's size to `width` values.
-    """
-    _, vocabulary = text_shape(description, model)
-    words, dimension = word_vectors(vocabulary, dimension, vectors, frozen)
-    layers: OrderedDict[str, nn.Module] = OrderedDict(words=words) | encoder(dimension)
-    layers |= OrderedDict(dropout=nn.Dropout(dropout), pooling=AttentivePooling(width, dropout))
-    for number, units in enumerate(hidden, 1):
-        layers[f"dense{number}"] = nn.Linear(width, units)
-        layers[f"relu{number}"] = nn.ReLU()
-        width = units
-    layers["output"] = nn.Linear(width, description.classes)
-    return nn.Sequential(layers)
-
-
-def text_shape(description: DataDescription, model: str) -> tuple[int, int]:
-    """Return the length of a text and the vocabulary of the data."""
-    if description.task != "text":
-        raise UserError(
-            f"model.name = {model!r} reads texts, but the data are of task {description.task!r}. Choose another model"
-        )
-    return int(description.feature_shape[0]), int(description.vocabulary)
+    """Build FedSampling's text models: layers that give `width` values for each word, attentive pooling, dense layers,
+    logits."""
+    pooling = OrderedDict(dropout=nn.Dropout(dropout), pooling=AttentivePooling(width, dropout))
+    return nn.Sequential(layers | pooling | dense_layers(width, hidden, classes))
 
 
 @register("model", "text-cnn")
 def text_cnn(
     description: DataDescription,
     *,
-    dimension: int = 64,
+    dimension: Dimension = 64,
     filters: int = 64,
     widths: Sequence[int] = (3, 4, 5),
     dropout: Probability = 0.0,
-    vectors: str | None = None,
-    frozen: bool = False,
+    vectors: Vectors = None,
+    frozen: Frozen = False,
 ) -> nn.Sequential:
     """Kim's Text-CNN (arXiv 1408.5882): word vectors, filters of several widths, max over time, dropout, dense.
 
     Parameters
     ----------
-    dimension : int
-        E, size of a word vector.
     filters : int
         Filters of each width.
     widths : sequence of int
         Words under a filter; none may exceed L.
     dropout : float
         Probability of a zero before the dense layer; Kim uses 0.5.
-    vectors : str
-        Word vectors to start from (.npy, vocabulary × E).
-    frozen : bool
-        Keep the word vectors constant.
     """
-    length, vocabulary = text_shape(description, "text-cnn")
+    words, dimension = word_vectors(description, dimension, vectors, frozen)
+    length = description.feature_shape[0]
     if not widths or max(widths) > length:
         raise UserError(
             f"model.widths = {list(widths)} is impossible. Give at least one width, none above the text length {length}"
         )
-    words, dimension = word_vectors(vocabulary, dimension, vectors, frozen)
     layers: OrderedDict[str, nn.Module] = OrderedDict(words=words, features=MaxOverTime(dimension, filters, widths))
     if dropout:
         layers["dropout"] = nn.Dropout(dropout)
@@ -202,44 +178,30 @@ class SameConvolution(nn.Module):
 def fedsampling_text_cnn(
     description: DataDescription,
     *,
-    dimension: int = 300,
+    dimension: Dimension = 300,
     filters: int = 400,
     width: int = 3,
     dropout: Probability = 0.2,
-    hidden: Sequence[int] = (256, 256),
-    vectors: str | None = None,
-    frozen: bool = False,
+    hidden: Hidden = (256, 256),
+    vectors: Vectors = None,
+    frozen: Frozen = False,
 ) -> nn.Sequential:
     """FedSampling's text model (§4.1; authors' code): Conv1d without activation, attentive pooling, dense layers.
 
+    The paper keeps the word vectors of GloVe constant.
+
     Parameters
     ----------
-    dimension : int
-        Size of a word vector.
     filters : int
         Filters of the convolution.
     width : int
         Words that a filter covers.
     dropout : float
         Probability of a zero after the convolution and again inside the pooling.
-    hidden : sequence of int
-        Units of the dense ReLU layers.
-    vectors : str
-        Word vectors to start from (.npy, vocabulary × E).
-    frozen : bool
-        Keep the word vectors constant; the paper keeps those of GloVe.
     """
-    return pooled_classifier(
-        description,
-        "fedsampling-text-cnn",
-        lambda size: OrderedDict(convolution=SameConvolution(size, filters, width)),
-        filters,
-        dimension=dimension,
-        dropout=dropout,
-        hidden=hidden,
-        vectors=vectors,
-        frozen=frozen,
-    )
+    words, dimension = word_vectors(description, dimension, vectors, frozen)
+    layers = OrderedDict(words=words, convolution=SameConvolution(dimension, filters, width))
+    return pooled_classifier(layers, filters, dropout, hidden, description.classes)
 
 
 class SelfAttention(nn.Module):
@@ -273,63 +235,55 @@ class SelfAttention(nn.Module):
 def transformer(
     description: DataDescription,
     *,
-    dimension: int = 300,
+    dimension: Dimension = 300,
     heads: int = 20,
     head_size: int = 20,
     dropout: Probability = 0.2,
-    hidden: Sequence[int] = (256, 256),
-    vectors: str | None = None,
-    frozen: bool = False,
+    hidden: Hidden = (256, 256),
+    vectors: Vectors = None,
+    frozen: Frozen = False,
 ) -> nn.Sequential:
     """FedSampling's 'Transformer' (§4.1): self-attention, dropout, attentive pooling, dense layers.
 
     Parameters
     ----------
-    dimension : int
-        Size of a word vector.
     heads : int
         Heads of the attention.
     head_size : int
         Values of a head.
     dropout : float
         Probability of a zero after the attention and again inside the pooling.
-    hidden : sequence of int
-        Units of the dense ReLU layers.
-    vectors : str
-        Word vectors to start from (.npy, vocabulary × E).
-    frozen : bool
-        Keep the word vectors constant.
     """
-    return pooled_classifier(
-        description,
-        "transformer",
-        lambda size: OrderedDict(attention=SelfAttention(size, heads, head_size)),
-        heads * head_size,
-        dimension=dimension,
-        dropout=dropout,
-        hidden=hidden,
-        vectors=vectors,
-        frozen=frozen,
-    )
+    words, dimension = word_vectors(description, dimension, vectors, frozen)
+    layers = OrderedDict(words=words, attention=SelfAttention(dimension, heads, head_size))
+    return pooled_classifier(layers, heads * head_size, dropout, hidden, description.classes)
 
 
-class LSTMClassifier(nn.Module):
-    """Word vectors, LSTM layers, the hidden state at the last non-padding word, dropout, the logits."""
+class TextLSTM(nn.Module):
+    """Word vectors, LSTM layers, dropout, and the logits of one state or of all.
 
-    def __init__(self, words: nn.Module, dimension: int, units: int, layers: int, dropout: float, classes: int):
+    `reads` is the state: "last word", at the last token that is no padding, "last", or "all".
+    """
+
+    def __init__(
+        self, words: nn.Module, dimension: int, units: int, layers: int, dropout: float, classes: int, reads: str
+    ):
         super().__init__()
-        self.words = words
+        self.words, self.reads = words, reads
         self.lstm = nn.LSTM(dimension, units, layers, batch_first=True)
         self.dropout = nn.Dropout(dropout)
         self.output = nn.Linear(units, classes)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Map (n, L) token ids to (n, C) logits."""
+        """Map (n, L) token ids to (n, C) logits, or (n, L, C) of all states."""
         states, _ = self.lstm(self.words(tokens))
-        positions = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
-        last = ((tokens != 0) * positions).amax(1).sub(1).clamp(min=0)
-        final = states.gather(1, last.long()[:, None, None].expand(-1, 1, states.shape[2])).squeeze(1)
-        logits: Tensor = self.output(self.dropout(final))
+        if self.reads == "last word":
+            positions = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
+            last = ((tokens != 0) * positions).amax(1).sub(1).clamp(min=0)
+            states = states.gather(1, last.long()[:, None, None].expand(-1, 1, states.shape[2])).squeeze(1)
+        elif self.reads == "last":
+            states = states[:, -1]
+        logits: Tensor = self.output(self.dropout(states))
         return logits
 
 
@@ -337,54 +291,32 @@ class LSTMClassifier(nn.Module):
 def lstm(
     description: DataDescription,
     *,
-    dimension: int = 100,
+    dimension: Dimension = 100,
     units: int = 128,
     layers: int = 1,
     dropout: Probability = 0.0,
-    vectors: str | None = None,
-    frozen: bool = False,
+    vectors: Vectors = None,
+    frozen: Frozen = False,
 ) -> nn.Module:
-    """An LSTM classifier for tweets (FedSSO §4.1 names "an LSTM classifier" for Sentiment140 and no sizes).
+    """An LSTM classifier for tweets (FedSSO §4.1 names one for Sentiment140 without its sizes, which are our choice).
 
     Parameters
     ----------
-    dimension : int
-        Size of a word vector; our choice, since the paper gives none.
     units : int
-        Size of the state; our choice.
+        Size of the state.
     layers : int
-        Stacked layers; our choice.
+        Stacked layers.
     dropout : float
         Probability of a zero before the dense layer.
-    vectors : str
-        Word vectors to start from (.npy, vocabulary × E).
-    frozen : bool
-        Keep the word vectors constant.
     """
-    _, vocabulary = text_shape(description, "lstm")
-    words, dimension = word_vectors(vocabulary, dimension, vectors, frozen)
-    return LSTMClassifier(words, dimension, units, layers, dropout, description.classes)
-
-
-class NextToken(nn.Module):
-    """Vectors of tokens, LSTM layers, and the logits at every position or only at the last."""
-
-    def __init__(self, words: nn.Module, dimension: int, units: int, layers: int, classes: int, everywhere: bool):
-        super().__init__()
-        self.words = words
-        self.lstm = nn.LSTM(dimension, units, layers, batch_first=True)
-        self.output = nn.Linear(units, classes)
-        self.everywhere = everywhere
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Map (n, L) token ids to (n, L, C) logits, or (n, C)."""
-        states, _ = self.lstm(self.words(tokens))
-        logits: Tensor = self.output(states if self.everywhere else states[:, -1])
-        return logits
+    words, dimension = word_vectors(description, dimension, vectors, frozen)
+    return TextLSTM(words, dimension, units, layers, dropout, description.classes, "last word")
 
 
 @register("model", "char-lstm")
-def char_lstm(description: DataDescription, *, dimension: int = 8, units: int = 256, layers: int = 2) -> nn.Module:
+def char_lstm(
+    description: DataDescription, *, dimension: Dimension = 8, units: int = 256, layers: int = 2
+) -> nn.Module:
     """The character model of McMahan et al. 2017 (§3): vectors of 8 values, two LSTM layers of 256 units.
 
     Its published form is that of Reddi et al. (2021; google-research/federated, utils/models/shakespeare_models.py).
@@ -393,19 +325,16 @@ def char_lstm(description: DataDescription, *, dimension: int = 8, units: int = 
 
     Parameters
     ----------
-    dimension : int
-        Size of a character's vector.
     units : int
         Size of the states.
     layers : int
         Stacked layers.
     """
-    _, vocabulary = text_shape(description, "char-lstm")
+    words, dimension = word_vectors(description, dimension)
     if not description.counted:
         raise UserError(
             'model.name = "char-lstm" predicts tokens or classes, but the targets of the data are '
             f"{description.targets}. Choose another model"
         )
-    words, dimension = word_vectors(vocabulary, dimension, None, False)
-    everywhere = description.targets == "tokens"
-    return NextToken(words, dimension, units, layers, description.classes, everywhere)
+    reads = "all" if description.targets == "tokens" else "last"
+    return TextLSTM(words, dimension, units, layers, 0.0, description.classes, reads)

@@ -102,16 +102,13 @@ def sample_scores(outputs: Tensor, targets: Tensor, loss: Loss) -> Tensor:
     """Return each sample's contribution to its client's sums."""
     losses = loss.per_sample(outputs, targets).double()
     samples = torch.ones_like(losses)
-    if not has_accuracy(loss.kind):
-        right = judged = torch.zeros_like(losses)
-    elif loss.kind.name == "tokens":
-        right = (outputs.argmax(-1) == targets).sum(1).double()
-        judged = (targets != IGNORED).sum(1).double()
-    elif loss.kind.name == "multilabel":
-        right, judged = ((outputs > 0) == (targets > 0.5)).all(1).double(), samples
-    else:
-        right, judged = (outputs.argmax(1) == targets).double(), samples
-    return torch.stack([losses, samples, right, judged], dim=1)
+    right = judged = torch.zeros_like(losses)
+    if loss.kind.name == "multilabel":
+        right, judged = ((outputs > 0) == (targets > 0.5)).all(1), samples
+    elif has_accuracy(loss.kind):
+        right = (outputs.argmax(-1) == targets).reshape(len(targets), -1).sum(1)
+        judged = (targets != IGNORED).reshape(len(targets), -1).sum(1)
+    return torch.stack([losses, samples, right.double(), judged.double()], dim=1)
 
 
 def has_accuracy(kind: TaskKind) -> bool:

@@ -11,6 +11,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
@@ -41,15 +42,7 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
     For tokens it is the mean over the positions that count, 0 if none does.
     """
-    return _over_positions(functional.cross_entropy, outputs, targets)
-
-
-def _over_positions(of_classes: Callable[..., Tensor], outputs: Tensor, targets: Tensor, **options: Any) -> Tensor:
-    """Apply a loss of classes (n, C), (n,) -> (n,) per sample, or average it over the sample's positions that count."""
-    if targets.dim() == 1:
-        return of_classes(outputs, targets, reduction="none", **options)
-    flat = of_classes(outputs.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=IGNORED, **options)
-    return flat.view(targets.shape).sum(1) / (targets != IGNORED).sum(1).clamp_min(1)
+    return label_smoothing(outputs, targets, smoothing=0.0)
 
 
 @register("loss", "label-smoothing")
@@ -61,25 +54,11 @@ def label_smoothing(outputs: Tensor, targets: Tensor, *, smoothing: Share = 0.1)
     smoothing : float
         Share of the weight, in [0, 1], that is spread evenly over the C classes.
     """
-    return _over_positions(functional.cross_entropy, outputs, targets, label_smoothing=smoothing)
-
-
-@register("loss", "focal")
-def focal(outputs: Tensor, targets: Tensor, *, gamma: Annotated[float, Field(ge=0)] = 2.0) -> Tensor:
-    """Return (1 − p)^γ · −log p, p the target's probability: easy samples count less (Lin et al. 2017, Eq 4).
-
-    Parameters
-    ----------
-    gamma : float
-        γ ≥ 0; 0 is cross-entropy.
-    """
-
-    def focused(outputs: Tensor, targets: Tensor, **options: Any) -> Tensor:
-        surprise = functional.cross_entropy(outputs, targets, **options)
-        missing = -torch.expm1(-surprise)
-        return missing.clamp_min(torch.finfo(missing.dtype).tiny) ** gamma * surprise
-
-    return _over_positions(focused, outputs, targets)
+    each = partial(functional.cross_entropy, reduction="none", label_smoothing=smoothing)
+    if targets.dim() == 1:
+        return each(outputs, targets)
+    flat = each(outputs.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+    return flat.view(targets.shape).sum(1) / (targets != IGNORED).sum(1).clamp_min(1)
 
 
 @register("loss", "bce")
@@ -93,24 +72,6 @@ def binary_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return (y − ŷ)², averaged over the numbers of a sample."""
     return functional.mse_loss(outputs, targets, reduction="none").reshape(len(targets), -1).mean(1)
-
-
-@register("loss", "l1")
-def absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return |y − ŷ|, averaged over the numbers of a sample."""
-    return functional.l1_loss(outputs, targets, reduction="none").reshape(len(targets), -1).mean(1)
-
-
-@register("loss", "huber")
-def huber(outputs: Tensor, targets: Tensor, *, delta: Annotated[float, Field(gt=0)] = 1.0) -> Tensor:
-    """Return half the squared error up to δ, δ(|y − ŷ| − δ/2) beyond (Huber 1964), averaged over a sample's numbers.
-
-    Parameters
-    ----------
-    delta : float
-        δ above 0: the error above which it grows linearly.
-    """
-    return functional.huber_loss(outputs, targets, reduction="none", delta=delta).reshape(len(targets), -1).mean(1)
 
 
 class Loss:

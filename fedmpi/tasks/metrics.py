@@ -70,12 +70,6 @@ class MacroF1:
         return {"macro_f1": float(np.mean(2 * right[present] / involved[present])) if present.any() else math.nan}
 
 
-@register("metric", "top-5")
-def top_5(outputs: Tensor, targets: Tensor) -> dict[str, Any]:
-    """Measure the share of samples (or token positions) whose class is among the five largest outputs."""
-    return top_k(outputs, targets, k=5)
-
-
 @register("metric", "top-k")
 def top_k(outputs: Tensor, targets: Tensor, *, k: Annotated[int, Field(ge=1)] = 5) -> dict[str, Any]:
     """Measure the share of samples whose class is among the k largest outputs.
@@ -103,31 +97,71 @@ class Perplexity:
             return {"perplexity": float(np.exp(sums["surprise"] / samples)) if samples else math.nan}
 
 
-@register("metric", "calibration-error")
-class CalibrationError:
-    """Gap between the largest probability and the share of correct answers (ECE, Guo et al. 2017, Eq 3).
+@register("metric", "mean-average-precision")
+class MeanAveragePrecision:
+    """Unweighted mean over the labels of the area under precision and recall, Σ (R_i − R_{i−1}) P_i.
 
-    Parameters
-    ----------
-    bins : int
-        Number of equal parts of [0, 1] in which the two are compared.
+    It is not a function of sums: the outputs of all samples are kept until the end, 16 C bytes per sample.
     """
 
-    def __init__(self, *, bins: Annotated[int, Field(ge=1, le=1_000_000)] = 15):
-        self.bins = bins
+    gathers = True
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> dict[str, Any]:
-        """Return per bin (bins,) the sum of probabilities, and the number of correct answers."""
-        probability, guess = outputs.double().softmax(1).max(1)
-        place = (probability * self.bins).ceil().long().sub(1).clamp(0, self.bins - 1)
-        empty = torch.zeros(self.bins, dtype=torch.float64, device=outputs.device)
-        right = (guess == targets).double()
-        return {"probability": empty.index_add(0, place, probability), "right": empty.index_add(0, place, right)}
+        """Return the outputs and whether the labels are set, (b, C), to be gathered."""
+        return {"outputs": outputs, "there": targets > 0.5}
 
     def result(self, sums: Mapping[str, Any], samples: int) -> dict[str, float]:
-        """Return Σ over the bins of |right − probability| / n, NaN if no position counts."""
-        gaps = np.abs(sums["right"] - sums["probability"]).sum()
-        return {"calibration_error": float(gaps / samples) if samples else math.nan}
+        """Return the mean over the labels that some sample has; 0 if none has any."""
+        from sklearn.metrics import average_precision_score  # slow to import
+
+        outputs, there = np.asarray(sums["outputs"]), np.asarray(sums["there"], bool)
+        held = np.flatnonzero(there.any(axis=0))
+        if not len(held) or np.isnan(outputs).any():
+            return {"mean_average_precision": math.nan if len(held) else 0.0}
+        return {"mean_average_precision": float(average_precision_score(there[:, held], outputs[:, held]))}
+
+
+@register("metric", "mae")
+def mean_absolute_error(outputs: Tensor, targets: Tensor) -> dict[str, Any]:
+    """Measure the mean of |y − ŷ|; with several numbers per sample, the mean over them."""
+    return {"mae": (outputs.double() - targets.double()).abs().mean(1).sum()}
+
+
+@register("metric", "rmse")
+class RootMeanSquaredError:
+    """Root of the mean of (y − ŷ)²; with several numbers per sample, the mean of their roots."""
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> dict[str, Any]:
+        """Return Σ (y − ŷ)² of each number, (D,)."""
+        return {"squares": (outputs.double() - targets.double()).square().sum(0)}
+
+    def result(self, sums: Mapping[str, Any], samples: int) -> dict[str, float]:
+        """Return the mean over the numbers."""
+        return {"rmse": float(np.mean(np.sqrt(sums["squares"] / samples)))}
+
+
+@register("metric", "r2")
+class Determination:
+    """R² = 1 − Σ (y − ŷ)² / Σ (y − ȳ)²; with several numbers per sample, the mean over them.
+
+    A number that is equal in all samples has R² = 1 if it is always predicted exactly, else 0; NaN if an output is NaN.
+    Σ y² − n ȳ² would lose the variance of numbers far from 0, so all numbers are kept until the end, 16 D bytes per
+    sample.
+    """
+
+    gathers = True
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> dict[str, Any]:
+        """Return the outputs and the targets, (b, D), to be gathered."""
+        return {"outputs": outputs.double(), "targets": targets.double()}
+
+    def result(self, sums: Mapping[str, Any], samples: int) -> dict[str, float]:
+        """Return the mean over the numbers."""
+        from sklearn.metrics import r2_score  # slow to import
+
+        if not np.isfinite(sums["outputs"]).all():
+            return {"r2": math.nan}
+        return {"r2": float(r2_score(sums["targets"], sums["outputs"]))}
 
 
 class Metric:
@@ -224,77 +258,3 @@ def _joined(parts: list[Sums]) -> Sums:
     if len(parts) == 1:
         return parts[0]
     return {name: torch.cat([part[name] for part in parts]) for name in (parts[0] if parts else ())}
-
-
-@register("metric", "mean-average-precision")
-class MeanAveragePrecision:
-    """Unweighted mean over the labels of the area under precision and recall, Σ (R_i − R_{i−1}) P_i.
-
-    It is not a function of sums: the outputs of all samples are kept until the end, 16 C bytes per sample.
-    """
-
-    gathers = True
-
-    def __call__(self, outputs: Tensor, targets: Tensor) -> dict[str, Any]:
-        """Return the outputs and whether the labels are set, (b, C), to be gathered."""
-        return {"outputs": outputs, "there": targets > 0.5}
-
-    def result(self, sums: Mapping[str, Any], samples: int) -> dict[str, float]:
-        """Return the mean over the labels that some sample has; 0 if none has any."""
-        from sklearn.metrics import average_precision_score  # slow to import
-
-        outputs, there = np.asarray(sums["outputs"]), np.asarray(sums["there"], bool)
-        held = np.flatnonzero(there.any(axis=0))
-        if not len(held) or np.isnan(outputs).any():
-            return {"mean_average_precision": math.nan if len(held) else 0.0}
-        return {"mean_average_precision": float(average_precision_score(there[:, held], outputs[:, held]))}
-
-
-@register("metric", "mae")
-class MeanAbsoluteError:
-    """Mean of |y − ŷ|; with several numbers per sample, the mean over them."""
-
-    def __call__(self, outputs: Tensor, targets: Tensor) -> dict[str, Any]:
-        """Return Σ |y − ŷ| of each number, (D,)."""
-        return {"errors": (outputs.double() - targets.double()).abs().sum(0)}
-
-    def result(self, sums: Mapping[str, Any], samples: int) -> dict[str, float]:
-        """Return the mean over samples and numbers."""
-        return {"mae": float(np.mean(sums["errors"] / samples))}
-
-
-@register("metric", "rmse")
-class RootMeanSquaredError:
-    """Root of the mean of (y − ŷ)²; with several numbers per sample, the mean of their roots."""
-
-    def __call__(self, outputs: Tensor, targets: Tensor) -> dict[str, Any]:
-        """Return Σ (y − ŷ)² of each number, (D,)."""
-        return {"squares": (outputs.double() - targets.double()).square().sum(0)}
-
-    def result(self, sums: Mapping[str, Any], samples: int) -> dict[str, float]:
-        """Return the mean over the numbers."""
-        return {"rmse": float(np.mean(np.sqrt(sums["squares"] / samples)))}
-
-
-@register("metric", "r2")
-class Determination:
-    """R² = 1 − Σ (y − ŷ)² / Σ (y − ȳ)²; with several numbers per sample, the mean over them.
-
-    A number that is equal in all samples has R² = 1 if it is always predicted exactly, else 0; NaN if an output is NaN.
-    Σ y² − n ȳ² would lose the variance of numbers far from 0, so all numbers are kept until the end, 16 D bytes per
-    sample.
-    """
-
-    gathers = True
-
-    def __call__(self, outputs: Tensor, targets: Tensor) -> dict[str, Any]:
-        """Return the outputs and the targets, (b, D), to be gathered."""
-        return {"outputs": outputs.double(), "targets": targets.double()}
-
-    def result(self, sums: Mapping[str, Any], samples: int) -> dict[str, float]:
-        """Return the mean over the numbers."""
-        from sklearn.metrics import r2_score  # slow to import
-
-        if not np.isfinite(sums["outputs"]).all():
-            return {"r2": math.nan}
-        return {"r2": float(r2_score(sums["targets"], sums["outputs"]))}

@@ -55,7 +55,7 @@ REJECTED: dict[str, list[str]] = {
     ],
     "task.loss": ["task.loss=cross-entrpy"],
     "task.scale": [f"task.loss={LOSSES}squared task.scale=wide"],
-    "task.": ["task.loss=focal task.gama=1", "task.loss=cross-entropy task.loss.smoothing=0.1"],
+    "task.": ["task.loss=label-smoothing task.smothing=1", "task.loss=cross-entropy task.loss.smoothing=0.1"],
     "task.metrics": ["task.metrics=top-q", 'task.metrics=["top-k","top-k"]', 'task.metrics=[{name="top-k",kk=3}]'],
     "task.metrics.kk": ['task.metrics=[{name="top-k",kk=3}]'],
     "task.of": [f'task.metrics=["{METRICS}Recall"] task.of=x'],

@@ -44,7 +44,6 @@ GROUPS = (
     f"{ALL} topology=mediators topology.clients_per_mediator=3 clients.availability=bernoulli "
     "clients.availability.probability=0.7 topology.scheduling=random"
 )
-NUMBERS = "clients.sampler=all rounds=1 data.source=tests.tasks.worlds:numbers task.kind=regression"
 
 EFFECTS: dict[str, dict[str, str]] = {
     SOME: {
@@ -67,8 +66,8 @@ EFFECTS: dict[str, dict[str, str]] = {
         "server.exact": "false true model",
         "devices": "false true record",
         "compression": "none float16 model",
-        "task.loss": "cross-entropy focal model",
-        "task.metrics": '"top-5" ["top-5","calibration-error"] record',
+        "task.loss": "cross-entropy label-smoothing model",
+        "task.metrics": '"top-k" ["top-k","perplexity"] record',
         "cluster.device": "cpu cuda:77 rejection",
         "evaluation.every": "1 2 record",
         "evaluation.target_accuracy": "1e-9 1 summary",
@@ -234,10 +233,7 @@ EFFECTS: dict[str, dict[str, str]] = {
     NOISED: {"privacy.noise_multiplier": "2 4 model"},
     f"{NOISED} privacy.noise_multiplier=2": {"privacy.delta": "1e-5 1e-3 record"},
     f"{SOME} task.loss=label-smoothing": {"task.loss.smoothing": "0 0.5 model"},
-    f"{SOME} task.loss=focal": {"task.loss.gamma": "0 4 model"},
-    f"{NUMBERS} task.loss=huber": {"task.loss.delta": "0.1 5 model"},
     f"{SOME} task.metrics=top-k": {"task.metrics.k": "2 3 record"},
-    f"{SOME} task.metrics=calibration-error": {"task.metrics.bins": "1 40 record"},
 }
 """Settings → key → two values, and the first part of a run (`worlds.SEEN`) in which the two runs differ.
 

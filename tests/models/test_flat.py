@@ -79,7 +79,7 @@ def test_sparse_gradients_are_added_to_the_rows_touched() -> None:
     ("make", "words"),
     [
         (nn.ReLU, "no trainable parameters"),
-        (lambda: nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()), "mixes float types"),
+        (lambda: nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()), "float32 and torch.float64"),
         (lambda: nn.Linear(2, 2, dtype=torch.float16), "float16"),
     ],
 )

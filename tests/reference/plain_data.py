@@ -181,15 +181,13 @@ class Network:
 
 
 def sample_losses(task: Any, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """The loss of every sample, (b,): cross-entropy, label smoothing (Szegedy et al. 2016, §7), the focal loss (Lin et
-    al. 2017, Eq 4), squared distance of the probabilities (custom)."""
+    """The loss of every sample, (b,): cross-entropy, label smoothing (Szegedy et al. 2016, §7), squared distance of the
+    probabilities (custom)."""
     logs = logits - logits.exp().sum(1, keepdim=True).log()
     own = logs[torch.arange(len(y)), y]
     if task.loss.name == "label-smoothing":
         share = task.loss.options.get("smoothing", 0.1)
         return -(1 - share) * own - share * logs.mean(1)
-    if task.loss.name == "focal":
-        return -((1 - own.exp()) ** task.loss.options.get("gamma", 2.0)) * own
     if task.loss.name.endswith(":squared"):
         shares = logs.exp()
         return task.loss.options.get("scale", 1.0) * ((shares**2).sum(1) - 2 * own.exp() + 1)

@@ -124,7 +124,7 @@ COMPOSITIONS: dict[str, str] = {
     "data.normalize=false samples.size.estimate=piecewise samples.size.max_size=200 local.schedule=cosine "
     "clients.availability=label-group clients.availability.by_label=[0.9,0.4] server.optimizer=momentum "
     "server.optimizer.lr=0.05 server.weights=uniform local.proximal_mu=0.2 server.exact=true",
-    "Adam on focal losses, falling in steps, on devices of two classes": f"{SMALL} {ADAM} task.loss=focal "
+    "Adam, falling in steps, on devices of two classes": f"{SMALL} {ADAM} "
     "clients.sampler=weighted clients.sampler.replace=false clients.fraction=0.5 local.schedule=step "
     "local.schedule.every=2 devices=true devices.speed=classes devices.speed.rates=[100,1000] "
     "devices.speed.shares=[0.3,0.7] devices.upload=lognormal logging.diagnostics=true evaluation.every=2",

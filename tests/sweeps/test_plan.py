@@ -195,8 +195,8 @@ def test_a_list_can_hold_components_with_options(tmp_path: Path) -> None:
     assert (one.runs[0].name, one.runs[0].config.clients.sampler.given) == ("sampler=oort", {"explore": 0.1})
     models = planned('model.hidden = [3]\n[sweep]\nmodel = ["mlp", "text-cnn"]', tmp_path)
     assert [run.config.model.options for run in models.runs] == [{"hidden": [3]}, {}], "another one drops the options"
-    metrics = planned('[sweep]\ntask.metrics = [["top-5"], ["top-5", {name = "top-k", k = 3}]]', tmp_path)
-    assert [run.name for run in metrics.runs] == ["metrics=top-5", "metrics=top-5-top-k-k-3"]
+    metrics = planned('[sweep]\ntask.metrics = [["perplexity"], ["perplexity", {name = "top-k", k = 3}]]', tmp_path)
+    assert [run.name for run in metrics.runs] == ["metrics=perplexity", "metrics=perplexity-top-k-k-3"]
 
 
 def test_variants_can_list_components_and_a_key_at_the_top_can_too(tmp_path: Path) -> None:

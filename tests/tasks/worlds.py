@@ -86,7 +86,6 @@ WORLDS: dict[str, dict[str, Any]] = {
     "regression of three": {
         "data.source": "tests.tasks.worlds:three_numbers",
         "task.kind": "regression",
-        "task.loss": "huber",
         "model.name": "mlp",
         "model.hidden": [9],
     },

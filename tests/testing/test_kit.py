@@ -246,8 +246,8 @@ def test_the_command_prints_one_line_per_check_and_exits_with_1_if_one_fails(
     assert len(lines) == 3 and all(line.startswith("ok ") for line in lines)
     assert app(["check", "tests.testing.bad_parts:negative", "--quick"], standalone_mode=False) == 1
     assert sum(line.startswith("FAILED ") for line in capsys.readouterr().out.splitlines()) == 1
-    with pytest.raises(fedmpi.UserError, match="task.loss.gamma = -1"):
-        app(["check", "focal", "--quick", "--set", "task.loss.gamma=-1"], standalone_mode=False)
+    with pytest.raises(fedmpi.UserError, match="task.loss.smoothing = -1"):
+        app(["check", "label-smoothing", "--quick", "--set", "task.loss.smoothing=-1"], standalone_mode=False)
 
 
 def test_options_are_given_as_keys_and_missing_ones_are_requested() -> None:
