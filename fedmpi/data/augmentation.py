@@ -35,8 +35,6 @@ ORIGINAL_COUNTS = "original_class_counts"
 MOST_COPIES = 1 << 32
 """Largest number of copies: the list of the rows that they are made of would take 32 GiB."""
 
-_CLIENTS_AT_ONCE = 1 << 14  # bounds the memory of the random numbers of a large population
-
 
 def copies_per_sample(totals: Ints, alpha: float, reading: str = "ratio") -> Floats:
     """Expected number of augmented copies of one sample of every class (Algorithm 2, lines 2-5 and 11).
@@ -115,35 +113,28 @@ def rebalance(class_counts: Ints, alpha: float, reading: str, streams: Streams) 
             f"rebalance.alpha = {alpha:g} asks for {expected:.3g} copies ({copies[rarest]:.3g} of each sample of class "
             f"{rarest}), more than the {MOST_COPIES:,} that can be handled. Choose a smaller one, 0 to 1 by the paper"
         )
-    augmented = class_counts + class_counts * np.floor(copies).astype(np.int64)
-    drawn = np.flatnonzero(copies % 1)
-    for start in range(0, len(class_counts) if len(drawn) else 0, _CLIENTS_AT_ONCE):
-        block = class_counts[start : start + _CLIENTS_AT_ONCE, drawn]
-        draws = [_uniforms(streams, start + client, int(count)) for client, count in enumerate(block.sum(axis=1))]
-        extra = np.concatenate(draws) < np.repeat(np.tile(copies[drawn] % 1, len(block)), block.ravel())
-        ends = np.cumsum(np.concatenate(([0], extra)))[np.concatenate(([0], np.cumsum(block.ravel())))]
-        augmented[start : start + _CLIENTS_AT_ONCE, drawn] += np.diff(ends).reshape(block.shape)
+    augmented, classes = class_counts.copy(), len(copies)
+    for client in np.flatnonzero(class_counts @ copies):
+        labels = np.repeat(np.arange(classes), class_counts[client])
+        numbers = copies_of(labels, copies, streams, int(client))
+        augmented[client] += np.bincount(labels, numbers, classes).astype(np.int64)
     return Rebalancing(copies, augmented, class_counts)
 
 
 def copies_of(labels: NDArray[np.integer], copies: Floats, streams: Streams, client: int) -> Ints:
-    """Numbers of copies of each sample of one client."""
+    """Numbers of copies of each sample of one client; the draws are those of its samples class by class."""
     numbers: Ints = np.floor(copies).astype(np.int64)[labels]
     by_class = np.argsort(labels, kind="stable")
     drawn = by_class[(copies % 1 > 0)[labels[by_class]]]
-    numbers[drawn] += _uniforms(streams, client, len(drawn)) < copies[labels[drawn]] % 1
+    if len(drawn):
+        uniforms = streams.generator(Purpose.AUGMENT_COPIES, 0, client).random(len(drawn))
+        numbers[drawn] += uniforms < copies[labels[drawn]] % 1
     return numbers
 
 
 def source_rows(labels: NDArray[np.integer], copies: Floats, streams: Streams, client: int) -> Ints:
     """The stored row that each augmented row of one client is a copy of."""
     return np.repeat(np.arange(len(labels)), copies_of(labels, copies, streams, client))
-
-
-def _uniforms(streams: Streams, client: int, count: int) -> Floats:
-    if count == 0:
-        return np.empty(0)
-    return streams.generator(Purpose.AUGMENT_COPIES, 0, client).random(count)
 
 
 IMAGES_AT_ONCE = 4096  # bounds the sampling grid: 8 bytes a pixel

@@ -57,7 +57,8 @@ def word_vectors(
         )
     if vectors is not None:
         values = _read_vectors(Path(vectors), description.vocabulary)
-        return FrozenEmbedding(values) if frozen else nn.Embedding.from_pretrained(values, False), values.shape[1]
+        rows, dimension = values.shape
+        return FrozenEmbedding(values) if frozen else nn.Embedding(rows, dimension, _weight=values), dimension
     if frozen:
         raise UserError("model.frozen = true needs model.vectors: the .npy file of the word vectors to keep")
     table = nn.Embedding(description.vocabulary, dimension)
