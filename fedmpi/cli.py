@@ -200,10 +200,10 @@ def sweep(
     stop = interrupt.asked if interrupt else lambda: False
     if dry_run:
         runner.show_plan(planned, runs)
-        runner.unfinished(planned, runs)
+        runner.unfinished(runs)
         return 0
     if prepare_only:
-        prepared = runner.prepare_shards(runner.unfinished(planned, runs), runner.show_line, stop)
+        prepared = runner.prepare_shards(runner.unfinished(runs), runner.show_line, stop)
         runner.write_notes(runs)
         print(*(f"run in {run.folder}" for run in runs), sep="\n", flush=True)
         return 0 if prepared else STOPPED_AFTER_SAVING

@@ -153,7 +153,7 @@ def test_a_sweep_notes_other_sources_and_comparisons_keep_its_runs_apart(
     with forgotten():
         planned, said = plan_sweep(sweep, Path("study")), []
         run_sweep(planned, planned.runs, stop=lambda: True, say=said.append)
-        note = "own_study/helper.py is not the file that seed=0 ran with. `fedmpi compare` keeps such runs apart"
+        note = "seed=0 ran with other sources; `fedmpi compare` keeps such runs apart"
         assert f"note: {note}" in said
         fedmpi.run(nested(own | {"seed": 1}), out="study/seed=1")
     kept = Path("study/seed=1/plugins/own_study")

@@ -7,10 +7,9 @@ first one starts.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -30,14 +29,12 @@ from fedmpi.config.loading import (
     read_toml,
     setting_layers,
 )
-from fedmpi.config.writing import config_toml, not_repeatable, shown_value
+from fedmpi.config.writing import not_repeatable, shown_value
 from fedmpi.sweeps.shards import Preparation, prepare_words
 
 SEED = "{seed}"
 """Placeholder for a run's seed in the texts of [prepare]."""
 SHARDS, PREPARE = "data.source", "prepare."
-LONGEST = 150
-"""Bytes of a run's name; file systems take 255."""
 BY_THEMSELVES = ("preset", "data.source", "model")
 """Keys whose values say enough without the key."""
 
@@ -77,13 +74,11 @@ def plan_sweep(
     found = list(_combinations(tables, origin, assignments(settings)))
     seeds = list(dict.fromkeys(labels.get("seed") for labels, _ in found))
     found.sort(key=lambda one: seeds.index(one[0].get("seed")))
-    short = _short_keys(key for labels, _ in found for key in labels)
-    planner = _Planner(origin, folder, tables.shared, settings, _preparations(tables.prepare), short)
+    planner = _Planner(origin, folder, tables, settings, _short_keys(key for labels, _ in found for key in labels))
     runs = tuple(planner.planned(index, labels, values) for index, (labels, values) in enumerate(found))
     _check(runs, origin)
-    if planner.prepared and not any(run.data for run in runs):
-        name = next(iter(planner.prepared))
-        raise UserError(f'{origin}: [prepare.{name}] is unused. Set data.source = "{name}" in a run, or remove it')
+    if tables.prepare and not any(run.data for run in runs):
+        raise UserError(f"{origin}: [prepare] is unused. Name one of its tables as data.source in a run, or remove it")
     return Sweep(origin, folder, ranks, runs)
 
 
@@ -92,17 +87,18 @@ def plan_sweep(
 
 @dataclass
 class SweepTables:
-    """The tables of a file, merged with those of its base."""
+    """The tables of a file, merged with those of its base; values by flat keys."""
 
-    shared: Values  # Keys of all runs, flat
-    lists: Values  # Lists that are crossed, by key
-    variants: dict[str, dict[str, Values]]  # Values by the name of the tables ("run") and of the variant
-    prepare: Values
+    shared: Values = field(default_factory=dict)  # Keys of all runs
+    lists: Values = field(default_factory=dict)  # Lists that are crossed
+    # Values by the name of the tables ("run") and of the variant
+    variants: dict[str, dict[str, Values]] = field(default_factory=dict)
+    prepare: dict[str, Values] = field(default_factory=dict)  # Options by name; "" for those of [prepare] itself
 
 
 def _read_tables(given: str | Path | Mapping[str, Any], origin: str, above: tuple[Path, ...] = ()) -> SweepTables:
     table = dict(given) if isinstance(given, Mapping) else read_toml(Path(given))
-    found, base = SweepTables({}, {}, {}, {}), table.pop("base", None)
+    found, base = SweepTables(), table.pop("base", None)
     if base is not None:
         path = Path(str(base)) if isinstance(given, Mapping) else Path(given).parent / str(base)
         if path.resolve() in above:
@@ -116,14 +112,14 @@ def _read_tables(given: str | Path | Mapping[str, Any], origin: str, above: tupl
     put_over(found.shared, shared)
     for key in shared:  # else the list of the base would take its place
         found.lists.pop(key, None)
-    kinds = [name for name, value in swept.items() if _is_variant(name) and isinstance(value, list)]
-    kinds = [name for name in kinds if all(isinstance(one, Mapping) for one in swept[name])]
-    for kind in kinds:
-        _put_variants_over(found.variants.setdefault(kind, {}), swept[kind], f"{origin}: [[sweep.{kind}]]")
-    found.lists |= dotted({name: value for name, value in swept.items() if name not in kinds})
+    for name, value in swept.items():
+        if _is_variant(name) and isinstance(value, list) and all(isinstance(one, Mapping) for one in value):
+            _put_variants_over(found.variants.setdefault(name, {}), value, f"{origin}: [[sweep.{name}]]")
+        else:
+            found.lists |= dotted({name: value})
     for name, value in prepare.items():
-        below = found.prepare.get(name)
-        found.prepare[name] = {**below, **value} if isinstance(value, dict) and isinstance(below, dict) else value
+        named, options = (name, value) if isinstance(value, Mapping) else ("", {name: value})
+        found.prepare[named] = found.prepare.get(named, {}) | dict(options)
     return found
 
 
@@ -180,9 +176,8 @@ class _Planner:
 
     origin: str
     out: Path
-    shared: Values
+    tables: SweepTables
     settings: Sequence[str]
-    prepared: dict[str, Values]  # Tables [prepare] by name
     short: dict[str, str]  # Keys without their tables
 
     def planned(self, index: int, labels: Values, values: Values) -> PlannedRun:
@@ -190,41 +185,33 @@ class _Planner:
         name = _run_name(labels, self.short)
         own = {key: value for key, value in values.items() if not key.startswith(PREPARE)}
         varied = {key.removeprefix(PREPARE): value for key, value in values.items() if key.startswith(PREPARE)}
-        common = dict(self.shared)
+        common = dict(self.tables.shared)
         drop_alternatives(common, own)
         layers = [(self.origin, common), (self.origin, own), *setting_layers(self.settings)]
         together = {key: value for _, layer in layers for key, value in layer.items()}
-        source, data = together.get(SHARDS, ""), None
         try:
-            if isinstance(source, str) and source in self.prepared:
-                data = self._shards(source, varied, together.get("seed", 0))
+            data = self._shards(together.get(SHARDS, ""), varied, together.get("seed", 0))
+            if data is not None:
                 layers.append((self.origin, {SHARDS: str(data.folder)}))
-            elif varied:
-                raise UserError(f"{PREPARE}{next(iter(varied))} has no effect: no [prepare] is used")
             config = build_config(layers)
         except UserError as error:
             raise UserError(f"run {name}: {error}") from error
         return PlannedRun(index, name, self.out / name, labels, config, data)
 
-    def _shards(self, name: str, varied: Values, seed: Any) -> Preparation:
-        """Return the shards of a run; their folder is named by what they depend on."""
-        given = self.prepared[name] | varied
+    def _shards(self, name: Any, varied: Values, seed: Any) -> Preparation | None:
+        """Return the shards of a run, in a folder named by what they depend on; None if data.source names others."""
+        tables = self.tables.prepare
+        if name not in ([named for named in tables if named] or tables):
+            if varied:
+                raise UserError(f"{PREPARE}{next(iter(varied))} has no effect: no [prepare] is used")
+            return None
+        given = {**tables.get("", {}), **tables[name], **varied}
         filled = {key: _with_seed(value, seed) for key, value in given.items()}
         words = prepare_words(filled, f"{self.origin}: [prepare]")
-        labels: Values = {"preset": name or filled["dataset"]}
-        labels |= {PREPARE + key: value for key, value in varied.items()}
+        labels = {"preset": name or filled["dataset"], **{PREPARE + key: value for key, value in varied.items()}}
         labels |= {"seed": seed} if filled != given else {}
         folder = self.out / "shards" / _run_name(labels, self.short)
-        return Preparation(name, folder.absolute(), words)  # found from whatever folder a run starts in
-
-
-def _preparations(table: Values) -> dict[str, Values]:
-    """Return the [prepare] tables by name, "" if there is just one. Keys of [prepare] itself apply to all."""
-    named = {name: value for name, value in table.items() if isinstance(value, Mapping)}
-    common = {name: value for name, value in table.items() if name not in named}
-    if not named:
-        return {"": common} if common else {}
-    return {name: {**common, **own} for name, own in named.items()}
+        return Preparation(folder.absolute(), words)  # found from whatever folder a run starts in
 
 
 def _with_seed(value: Any, seed: Any) -> Any:
@@ -234,14 +221,12 @@ def _with_seed(value: Any, seed: Any) -> Any:
 
 
 def _check(runs: Sequence[PlannedRun], origin: str) -> None:
-    """Reject runs of one folder or one configuration, unknown models, and objects that no file holds."""
+    """Reject runs of one folder, unknown models, and objects that no file holds."""
     from fedmpi.models import check_model_options  # imports torch
 
-    names: set[str] = {"shards"}
-    texts: dict[str, PlannedRun] = {}
-    models: set[str] = set()
+    names = {"shards"}
     for run in runs:
-        where, text, model = f"{origin}, run {run.name}", config_toml(run.config), run.config.model
+        where = f"{origin}, run {run.name}"
         sentences = not_repeatable(run.config)
         if run.config.data.source.name.startswith(ARRAYS):
             sentences.append("data.source are arrays in memory: name a function that makes them, module:function")
@@ -249,16 +234,11 @@ def _check(runs: Sequence[PlannedRun], origin: str) -> None:
             raise UserError(f"{where}: runs of a sweep start from files, but {sentences[0]}")
         if run.name in names:
             raise UserError(f"{where}: another run or the shards already use the folder {run.folder}. Rename this run")
-        if text in texts:
-            raise UserError(f"{origin}: the runs {texts[text].name} and {run.name} are the same. Leave out one")
         names.add(run.name)
-        texts[text] = run
-        if (chosen := repr((model.name, model.options))) not in models:
-            models.add(chosen)
-            try:
-                check_model_options(model.choice, model.options)
-            except UserError as error:
-                raise UserError(f"{where}: {error}") from error
+        try:
+            check_model_options(run.config.model.choice, run.config.model.options)
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from error
 
 
 # --- names ---
@@ -267,12 +247,9 @@ def _check(runs: Sequence[PlannedRun], origin: str) -> None:
 def _run_name(labels: Mapping[str, Any], short: Mapping[str, str]) -> str:
     """Return the name of a run: variants' names first, then the preset, other keys, and the seed last."""
     order = sorted(labels, key=lambda key: (key == "seed", not _is_variant(key), key != "preset"))
-    heads = {key: f"{short.get(key, key.removeprefix(PREPARE))}=" for key in order if key not in BY_THEMSELVES}
-    name = ",".join(("" if _is_variant(key) else heads.get(key, "")) + _slug(labels[key]) for key in order) or "run"
-    if len(name.encode()) > LONGEST:
-        digest = hashlib.sha256(name.encode()).hexdigest()[:8]
-        name = f"{name.encode()[:LONGEST].decode(errors='ignore')}~{digest}"
-    return name
+    bare = [key for key in order if key in BY_THEMSELVES or _is_variant(key)]
+    heads = {key: "" if key in bare else f"{short.get(key, key.removeprefix(PREPARE))}=" for key in order}
+    return ",".join(heads[key] + _slug(labels[key]) for key in order) or "run"
 
 
 def _is_variant(key: str) -> bool:
@@ -289,8 +266,5 @@ def _short_keys(keys: Iterable[str]) -> dict[str, str]:
 
 def _slug(value: Any) -> str:
     """Return a value as part of a name: letters, digits and some signs, others as -."""
-    value = written(value)
-    if isinstance(value, int | float):
-        return shown_value(value)
-    text = Path(value).as_posix() if isinstance(value, str) else shown_value(value)
-    return re.sub(r"-{2,}", "-", re.sub(r"[^\w.+~-]", "-", text)).strip("-.") or "-"
+    text = shown_value(written(value))
+    return text if isinstance(value, int | float) else re.sub(r"[^\w.+~-]+", "-", text).strip("-.") or "-"

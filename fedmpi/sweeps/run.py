@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +18,8 @@ from typing import Any, Literal
 
 from fedmpi.api import Run, load_run
 from fedmpi.common.errors import RunFailure, UserError
-from fedmpi.common.files import make_folder, read_plain, refuse_unwritable, write_whole
-from fedmpi.common.terminal import console, paragraph, readable_duration, show_table
+from fedmpi.common.files import make_folder, write_whole
+from fedmpi.common.terminal import console, paragraph, show_table
 from fedmpi.config import config_toml
 from fedmpi.config.base import written
 from fedmpi.mpi.device import MOST_THREADS, cores_allowed
@@ -46,20 +45,17 @@ class Outcome:
 
     run: PlannedRun
     ending: Literal["finished", "failed", "stopped"]
-    seconds: float = 0.0  # Time of this start; 0 if it was finished before
     why: str = ""  # Last words of a failed run
 
     @property
-    def rounds(self) -> str:
-        """Recorded rounds of how many."""
-        return f"{_recorded(self.run)}/{self.run.config.rounds}"
-
-    @property
-    def score(self) -> str:
-        """Final score of a finished run, with its name."""
-        final = read_summary(self.run.folder / "summary.json").get("final", {}) if self.ending == "finished" else {}
-        key = judged([final])
-        return f"{key.replace('_', ' ')} {final[key]:.4f}" if final.get(key) is not None else ""
+    def text(self) -> str:
+        """Name and ending of the run; why it failed, or its final score."""
+        words = self.why
+        if self.ending == "finished":
+            final = read_summary(self.run.folder / "summary.json").get("final", {})
+            key = judged([final])
+            words = f"{key.replace('_', ' ')} {final[key]:.4f}" if final.get(key) is not None else ""
+        return f"{self.run.name}: {self.ending}{words and ': '}{words}"
 
 
 # --- runs as their folders show them ---
@@ -77,29 +73,22 @@ def is_finished(run: PlannedRun) -> bool:
     return bool(final.get("round", -1) + 1 >= run.config.rounds)
 
 
-def unfinished(sweep: Sweep, runs: Sequence[PlannedRun]) -> list[PlannedRun]:
+def unfinished(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
     """Return the runs that are not finished; reject every error that can be found before one starts."""
-    refuse_unwritable(sweep.out)
     waiting = [run for run in runs if not is_finished(run)]
-    for run in waiting:
-        refuse_unwritable(run.folder, writing=True)
     for data in _shards(waiting):
         data.check()
     return waiting
 
 
 def other_sources(sweep: Sweep, waiting: Sequence[PlannedRun]) -> str:
-    """Return a note about components of the waiting runs whose sources other runs had in another version."""
+    """Return a note about runs that had other versions of the components of the waiting runs."""
     present: dict[str, str] = {}
     for run in waiting:
         present |= digests(part_sources(run.config))
-    changed: dict[str, list[str]] = {}
-    for run in sweep.runs:
-        for file, digest in kept_digests(run.folder).items():
-            if present.get(file, digest) != digest:
-                changed.setdefault(file, []).append(run.name)
-    words = [f"{file} is not the file that {shortened(names)} ran with" for file, names in changed.items()]
-    return f"{'; '.join(words)}. `fedmpi compare` keeps such runs apart" if words else ""
+    kept = {run.name: kept_digests(run.folder) for run in sweep.runs}
+    old = [name for name, files in kept.items() if any(present.get(file, own) != own for file, own in files.items())]
+    return f"{shortened(old)} ran with other sources; `fedmpi compare` keeps such runs apart" if old else ""
 
 
 def write_notes(runs: Iterable[PlannedRun]) -> None:
@@ -112,14 +101,6 @@ def write_notes(runs: Iterable[PlannedRun]) -> None:
             write_whole(run.folder / NOTE, (json.dumps(note, indent=1, default=str) + "\n").encode())
         except OSError as error:
             raise UserError(f"cannot write {run.folder} ({error.strerror or error}). Choose another --out") from error
-
-
-def _recorded(run: PlannedRun) -> int:
-    """Return the number of rounds that a run has recorded."""
-    try:
-        return read_plain(run.folder / "metrics.jsonl").count(b"\n")
-    except OSError:
-        return 0
 
 
 def _shards(runs: Iterable[PlannedRun]) -> list[Preparation]:
@@ -192,48 +173,39 @@ def run_sweep(
 ) -> list[Outcome]:
     """Run the runs, at most `jobs` at the same time."""
     launcher(sweep.ranks)
-    waiting = deque(unfinished(sweep, runs))
+    waiting = unfinished(runs)
     write_notes(runs)
     if note := other_sources(sweep, waiting):
         say(f"note: {note}")
-    begun = {run.index for run in waiting}
-    outcomes = {run.index: Outcome(run, "finished") for run in runs if run.index not in begun}
-    started: list[_Started] = []
-
-    def settle(outcome: Outcome) -> None:
-        outcomes[outcome.run.index] = outcome
-        say(f"{len(outcomes)}/{len(runs)} {outcome.run.name}: {_ending_text(outcome)}")
-
-    def signal_all() -> None:
-        for one in started:
-            if one.process.poll() is None:
-                one.process.send_signal(signal.SIGUSR1)
-
+    outcomes = {run.index: Outcome(run, "stopped" if run in waiting else "finished") for run in runs}
+    left, done = iter(waiting), len(runs) - len(waiting)
+    started: dict[int, subprocess.Popen[bytes]] = {}
     stopping = not prepare_shards(waiting, say, stop)
     try:
-        while waiting or started:
+        while not stopping or started:
             if not stopping and stop():
                 stopping = True
-                signal_all()
-            while waiting and (stopping or len(started) < jobs):
-                run = waiting.popleft()
-                if stopping:
-                    settle(Outcome(run, "stopped"))
-                    continue
-                try:
-                    started.append(_start(sweep, run, jobs))
-                except (OSError, UserError) as error:
-                    settle(Outcome(run, "failed", why=f"cannot be started ({error})"))
-            for one in [one for one in started if one.process.poll() is not None]:
-                started.remove(one)
-                settle(_ended(one))
-            if started:
-                time.sleep(POLLED)
+                _signal(started.values())
+            while not stopping and len(started) < jobs and (run := next(left, None)) is not None:
+                started[run.index] = _start(sweep, run, jobs)
+            if not started:
+                break
+            time.sleep(POLLED)
+            for index in [index for index, process in started.items() if process.poll() is not None]:
+                outcomes[index] = _outcome(sweep.runs[index], started.pop(index).returncode)
+                done += 1
+                say(f"{done}/{len(runs)} {outcomes[index].text}")
     finally:
-        signal_all()
-        for one in started:
-            one.process.wait()
-    return [outcomes[run.index] for run in runs]
+        _signal(started.values())
+        for process in started.values():
+            process.wait()
+    return list(outcomes.values())
+
+
+def _signal(processes: Iterable[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        if process.poll() is None:
+            process.send_signal(signal.SIGUSR1)
 
 
 def exit_code(outcomes: Sequence[Outcome]) -> int:
@@ -248,23 +220,12 @@ def command(run: PlannedRun, ranks: int) -> list[str]:
     return [*launcher(ranks), *this_fedmpi(), *words]
 
 
-@dataclass(frozen=True)
-class _Started:
-    """A running run; its output begins after that of earlier starts, at byte `begin`."""
-
-    run: PlannedRun
-    process: subprocess.Popen[bytes]
-    since: float
-    begin: int
-
-
-def _start(sweep: Sweep, run: PlannedRun, jobs: int) -> _Started:
+def _start(sweep: Sweep, run: PlannedRun, jobs: int) -> subprocess.Popen[bytes]:
     environ = dict(os.environ)
     if jobs > 1:
         environ[MOST_THREADS] = str(max(1, cores_allowed() // (jobs * sweep.ranks)))
-    with open(run.folder / OUTPUT, "ab") as output:
-        begin = output.tell()
-        process = subprocess.Popen(
+    with open(run.folder / OUTPUT, "wb") as output:
+        return subprocess.Popen(
             command(run, sweep.ranks),
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -273,16 +234,14 @@ def _start(sweep: Sweep, run: PlannedRun, jobs: int) -> _Started:
             process_group=0,
             preexec_fn=ends_with_parent(),
         )
-    return _Started(run, process, time.monotonic(), begin)
 
 
-def _ended(one: _Started) -> Outcome:
-    code, seconds = one.process.returncode, time.monotonic() - one.since
+def _outcome(run: PlannedRun, code: int) -> Outcome:
     if code == 0:
-        return Outcome(one.run, "finished", seconds)
+        return Outcome(run, "finished")
     if code in (STOPPED_AFTER_SAVING, -signal.SIGUSR1, -signal.SIGTERM):  # the signals: before it heeds them
-        return Outcome(one.run, "stopped", seconds)
-    return Outcome(one.run, "failed", seconds, how_it_ended(code, last_words(one.run.folder / OUTPUT, one.begin)))
+        return Outcome(run, "stopped")
+    return Outcome(run, "failed", how_it_ended(code, last_words(run.folder / OUTPUT)))
 
 
 # --- what a sweep shows ---
@@ -293,7 +252,7 @@ def show_plan(sweep: Sweep, runs: Sequence[PlannedRun]) -> None:
     ranks = f", {sweep.ranks} ranks each" if sweep.ranks > 1 else ""
     rows = []
     for run in runs:
-        begun = f"continues at round {count} of {run.config.rounds}" if (count := _recorded(run)) else "new"
+        begun = "begun" if (run.folder / "config.toml").exists() else "new"
         rows.append([str(run.index), run.name, "finished" if is_finished(run) else begun])
     title = f"{sweep.origin}: {len(runs)} runs{ranks}, folders in {sweep.out}"
     show_table(console(), ["#", "folder", "state"], rows, title, left=3)
@@ -310,18 +269,9 @@ def show_line(text: str) -> None:
 def show_outcomes(sweep: Sweep, outcomes: Sequence[Outcome]) -> None:
     """Print how many runs ended in which way, and the reasons of failures."""
     endings = [one.ending for one in outcomes]
-    counts = [f"{endings.count(ending)} {ending}" for ending in ("finished", "failed", "stopped") if ending in endings]
-    print(", ".join(counts))
+    print(", ".join(f"{endings.count(ending)} {ending}" for ending in dict.fromkeys(endings)))
     for one in outcomes:
         if one.ending == "failed":
-            print(paragraph(f"{one.run.name}: {one.why} (see {one.run.folder})", "failed  ", "    "))
+            print(paragraph(f"{one.text} (see {one.run.folder})", "", "    "))
     if endings.count("finished") > 1:
         print(paragraph(f"results in {sweep.out}: fedmpi compare {sweep.out}"))
-
-
-def _ending_text(outcome: Outcome) -> str:
-    if outcome.ending == "failed":
-        return f"failed: {outcome.why}"
-    if outcome.ending == "stopped":
-        return f"stopped, {outcome.rounds} rounds done"
-    return ", ".join(filter(None, (f"finished in {readable_duration(outcome.seconds)}", outcome.score)))

@@ -26,14 +26,8 @@ WHERE_FROM = ("--out", "--raw", "--download", "--overwrite")
 class Preparation:
     """One folder of shards, and the command that writes it."""
 
-    name: str  # The name in the sweep's file; "" for a single table [prepare]
     folder: Path
     words: tuple[str, ...]  # Arguments of `fedmpi prepare`, without --out
-
-    @property
-    def title(self) -> str:
-        """Name of the shards, or that of the data set."""
-        return self.name or self.words[0]
 
     @property
     def command(self) -> list[str]:
@@ -44,14 +38,12 @@ class Preparation:
         """Check whether the shards are complete; reject others in their folder."""
         if not (self.folder / MANIFEST).exists() or (self.folder / PREPARING).exists():
             return False
-        there, here = _options(shlex.split(read_manifest(self.folder).command)[3:]), _options(self.words)
-        for option in (*here, *there):
-            if there.get(option) != here.get(option):
-                other, own = (" ".join(one.get(option, ["not given"])) or "given" for one in (there, here))
-                raise UserError(
-                    f"{self.folder} has shards with other options ({option}: {other}, but the sweep sets {own}). "
-                    "Choose another --out, or remove that folder"
-                )
+        there = shlex.split(read_manifest(self.folder).command)[3:]
+        if sorted(_essential(there)) != sorted(_essential(self.words)):
+            raise UserError(
+                f"{self.folder} has shards with other options ({shlex.join(there)}). Choose another --out, or remove "
+                "that folder"
+            )
         return True
 
     def check(self) -> None:
@@ -66,13 +58,13 @@ class Preparation:
             if stop():
                 return False
             if not waiting:
-                say(f"{self.title}: preparing {self.folder}")
+                say(f"{self.folder.name}: preparing {self.folder}")
             try:
                 self._prepare()
-                say(f"{self.title}: prepared in {time.monotonic() - started:.0f} s")
+                say(f"{self.folder.name}: prepared in {time.monotonic() - started:.0f} s")
             except FolderInUse:
                 if not waiting:
-                    say(f"{self.title}: waiting for another process that prepares its shards")
+                    say(f"{self.folder.name}: waiting for another process that prepares its shards")
                 waiting = True
             except UserError:
                 if not self.ready():  # else another process was quicker
@@ -86,7 +78,7 @@ class Preparation:
             with redirect_stdout(io.StringIO()):
                 code = data_prep([*self.command, *further])
         except UserError as error:
-            raise type(error)(f"[prepare] for {self.title}: {error}") from error
+            raise type(error)(f"[prepare] for {self.folder.name}: {error}") from error
         if code:
             raise KeyboardInterrupt
 
@@ -105,14 +97,11 @@ def prepare_words(options: Mapping[str, Any], where: str) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _options(words: Sequence[str]) -> dict[str, list[str]]:
-    """Return the options of a command line of `fedmpi prepare` that change the shards, each with its values."""
-    found: dict[str, list[str]] = {}
-    option = "data set"
+def _essential(words: Sequence[str]) -> list[str]:
+    """Return the words of a `fedmpi prepare` without the options that change nothing about the shards."""
+    found, kept = [], True
     for word in words:
         if word.startswith("--"):
-            option, _, value = word.partition("=")
-            found.setdefault(option, []).extend([value] if value else [])
-        else:
-            found.setdefault(option, []).append(word)
-    return {option: values for option, values in found.items() if option not in WHERE_FROM}
+            kept = word not in WHERE_FROM
+        found += [word] if kept else []
+    return found

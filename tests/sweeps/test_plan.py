@@ -95,9 +95,8 @@ def test_settings_of_the_command_line_override_the_file(tmp_path: Path) -> None:
 
 
 def test_names_are_fit_for_folders(tmp_path: Path) -> None:
-    long = {"name": "α" * 200, "rounds": 3}
-    runs = plan_sweep({**COUNT, "sweep": {"run": [{"name": "FedAvg, E = 2/α: *?"}, long]}}, tmp_path).runs
-    assert runs[0].name == "FedAvg-E-2-α" and len(runs[1].name.encode()) <= 200 and runs[1].name.startswith("α" * 70)
+    [run] = plan_sweep({**COUNT, "sweep": {"run": [{"name": "FedAvg, E = 2/α: *?"}]}}, tmp_path).runs
+    assert run.name == "FedAvg-E-2-α"
     both = plan_sweep({**COUNT, "sweep": {"local.lr": [0.1, 1e-5], "server.optimizer.lr": [1.0]}}, tmp_path)
     assert [run.name for run in both.runs] == [f"local.lr={lr},server.optimizer.lr=1.0" for lr in ("0.1", "1e-05")]
 
@@ -146,14 +145,13 @@ WRONG: list[tuple[str, str]] = [
     ("[[sweep.run]]\nname = 'a'\ndrop = true", "'a' is not in the base"),
     ("[sweep]\nlocal.lr = [0.1, -1.0]", "run lr=-1.0"),
     ("[sweep]\npreset = ['fedavg', 'fedagv']", "did you mean fedavg?"),
-    ("[[sweep.run]]\nname = 'a'\n[[sweep.run]]\nname = 'b'", "the runs a and b are the same"),
     ("[[sweep.run]]\nname = 'a b'\n[[sweep.run]]\nname = 'a-b'\nrounds = 3", "run a-b: another run"),
     ("[[sweep.run]]\nname = 'shards'", "or the shards already use the folder"),
     ("[[sweep.run]]\nname = 'a'\nrounds = 3\n[[sweep.x]]\nname = 'b'\nrounds = 4", "rounds is set by each of a and b"),
     ("data = 3\n[sweep]\ndata.source = ['digits']", "data is a table of keys"),
     ("[sweep]\nprepare.alpha = [1.0]", "prepare.alpha has no effect: no [prepare] is used"),
     ("[prepare]\ndataset = 'digits'", '[prepare] needs partition = "NAME"'),
-    ("[prepare.a]\ndataset = 'digits'\npartition = 'iid'", '[prepare.a] is unused. Set data.source = "a"'),
+    ("[prepare.a]\ndataset = 'digits'\npartition = 'iid'", "[prepare] is unused. Name one of its tables"),
     ('[sweep]\nmodel = ["mlp", "mpl"]', "mpl"),
     ('[sweep]\nmodel = ["mlp"]\n"model.hidden" = ["wide"]', "model.hidden = 'wide' does not suit mlp"),
     ('[sweep]\nmodel = ["nowhere.at_all:network"]', "nowhere"),

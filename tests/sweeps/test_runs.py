@@ -4,9 +4,7 @@ once.
 
 from __future__ import annotations
 
-import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -116,8 +114,8 @@ def test_shards_are_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.Mo
     assert not run.data.ready(), "a preparation was killed before its end"
     other = plan_sweep({**tables, "prepare": PREPARED | {"clients": 9}}, tmp_path / "out")
     assert run.data.ensure(print, lambda: False) and run.data.ready()
-    with pytest.raises(UserError, match=r"shards with other options \(--clients: 6, but the sweep sets 9\)"):
-        unfinished(other, other.runs)
+    with pytest.raises(UserError, match=r"shards with other options \(digits --partition iid --clients 6"):
+        unfinished(other.runs)
 
 
 def test_runs_are_started_as_a_user_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,34 +163,27 @@ def test_shards_that_cannot_be_prepared_are_rejected_before_anything_starts(
 ) -> None:
     planned = plan_sweep({**TWO_SEEDS, "prepare": PREPARED | changed}, tmp_path)
     with pytest.raises(UserError) as raised:
-        unfinished(planned, planned.runs)
+        unfinished(planned.runs)
     assert f"[prepare] for {(PREPARED | changed)['dataset']}: " in str(raised.value) and said in str(raised.value)
     assert not any(tmp_path.iterdir())
     finished(*planned.runs)
-    assert unfinished(planned, planned.runs) == [], "finished runs need no data"
+    assert unfinished(planned.runs) == [], "finished runs need no data"
 
 
-def test_folders_that_cannot_be_written_are_rejected_before_anything_starts(
+def test_a_folder_that_cannot_be_written_is_rejected_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "seed=1").touch()
-    for out, said in ((tmp_path / "file", "file is no folder"), (tmp_path / "out", "out/seed=1 is no folder")):
-        planned = plan_sweep(TWO_SEEDS, out)
-        with pytest.raises(UserError, match=rf"cannot write .*{said}\). Choose another --out"):
-            unfinished(planned, planned.runs)
-        assert not (out / "seed=0").exists()
-    planned = plan_sweep(TWO_SEEDS, tmp_path / "new")
-    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may do all
-    with pytest.raises(UserError, match=rf"cannot write .*/new/seed=0 \({tmp_path} may not be written\). Choose"):
-        unfinished(planned, planned.runs)
+    planned = plan_sweep(TWO_SEEDS, tmp_path / "file")
+    monkeypatch.setattr("subprocess.Popen", None)
+    with pytest.raises(UserError, match=r"cannot write .*/file/seed=0 \(Not a directory\). Choose another --out"):
+        run_sweep(planned, planned.runs)
 
 
 def test_a_preparation_fails_in_its_own_words_and_one_that_another_process_makes_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted, said = Preparation("even", tmp_path / "shards", DIGITS), []
+    wanted, said = Preparation(tmp_path / "even", DIGITS), []
     for kind in (UserError, RunFailure):
         monkeypatch.setattr("data_prep.__main__.run", lambda words, kind=kind: (_ for _ in ()).throw(kind("no room")))
         with pytest.raises(UserError, match=r"^\[prepare\] for even: no room") as failure:
@@ -230,13 +221,12 @@ def test_how_the_process_of_a_run_ends_decides_its_outcome(
 ) -> None:
     planned = plan_sweep(ONE_SEED, tmp_path)
     (tmp_path / "seed=0").mkdir()
-    (tmp_path / "seed=0" / "output.log").write_text("error: of an earlier start\n")
+    (tmp_path / "seed=0" / "output.log").write_text("error: of an earlier start, longer than the next ones\n")
     replaced(ended)
     lines: list[str] = []
     [outcome] = run_sweep(planned, planned.runs, say=lines.append)
-    assert (outcome.ending, outcome.why) == (ending, why) and outcome.seconds > 0
-    [line] = lines
-    assert line.startswith(f"1/1 seed=0: {ending}") and why in line
+    assert (outcome.ending, outcome.why) == (ending, why)
+    assert lines == [f"1/1 seed=0: {ending}{': ' if why else ''}{why}"]
 
 
 def test_runs_at_the_same_time_share_the_cores(
@@ -249,21 +239,6 @@ def test_runs_at_the_same_time_share_the_cores(
     run_sweep(planned, planned.runs, jobs=2)
     run_sweep(planned, planned.runs)
     assert [env.get(MOST_THREADS) for env in seen] == ["1", "1", None, None]
-
-
-def test_a_run_that_cannot_be_started_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    planned = plan_sweep({**COMMON, "sweep": {"seed": [0, 1, 2]}}, tmp_path)
-    started = []
-
-    def start(words: list[str], **further: Any) -> Any:
-        started.append(words)
-        shutil.rmtree(planned.runs[1].folder, ignore_errors=True)
-        raise BlockingIOError(11, "no more processes")
-
-    monkeypatch.setattr("subprocess.Popen", start)
-    outcomes = run_sweep(planned, planned.runs)
-    assert [one.ending for one in outcomes] == ["failed"] * 3 and len(started) == 2
-    assert all("cannot be started" in one.why for one in outcomes) and "no more processes" in outcomes[0].why
 
 
 @pytest.mark.parametrize(
@@ -290,10 +265,10 @@ def test_a_failed_run_stops_no_other_and_is_tried_again(tmp_path: Path) -> None:
     words = ["-m", "fedmpi", "sweep", tmp_path / "mine.toml", "--out", tmp_path / "out", "--jobs", "2"]
     done = run_alone(words, timeout=300)
     assert done.returncode == 1, done.stderr
-    assert "2 finished, 1 failed" in done.stdout and "a: finished in" in done.stdout and "compare" in done.stdout
+    assert "2 finished, 1 failed" in done.stdout and "a: finished" in done.stdout and "compare" in done.stdout
     assert f"b: failed: the shard folder {tmp_path}/no does not exist" in done.stdout
     written = {name: (tmp_path / "out" / name / "summary.json").stat().st_mtime_ns for name in "ac"}
-    assert Preparation("no", tmp_path / "no", DIGITS).ensure(print, lambda: False)
+    assert Preparation(tmp_path / "no", DIGITS).ensure(print, lambda: False)
     again = sweep(tmp_path / "mine.toml", tmp_path / "out", ranks=2)
     assert [run.ending for run in again] == ["finished"] * 3 and again[1].summary["ranks"] == 2
     assert written == {name: (tmp_path / "out" / name / "summary.json").stat().st_mtime_ns for name in "ac"}
