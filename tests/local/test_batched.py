@@ -167,26 +167,6 @@ def test_products_ahead_are_for_plain_steps(changes: dict[str, Any], monkeypatch
     assert opened == ([] if changes else [4])
 
 
-def test_a_client_visited_again_in_the_round_gets_other_batches_and_masks() -> None:
-    sequential, batched = engines("mlp", torch.float64, np.array([30, 30]))
-    model, tasks = batched.model, [ClientTask(0, None, 0.5, visit=visit) for visit in (0, 1)]
-    expected, both, twice = (
-        summed(way, model, given, EPOCHS)[0]
-        for way, given in ((sequential, tasks), (batched, tasks), (batched, tasks[:1] * 2))
-    )
-    assert relative_error(both, expected) < 1e-12 and relative_error(both, twice) > 1e-3
-
-
-def test_clients_without_samples_count_but_change_nothing() -> None:
-    _, batched = engines("mlp", torch.float64, np.array([5, 0, 9]))
-    tasks = [ClientTask(k, None, 0.3) for k in range(3)]
-    with_empty, report = summed(batched, batched.model, tasks, EPOCHS)
-    assert torch.equal(with_empty, summed(batched, batched.model, tasks[::2], EPOCHS)[0])
-    assert (report.clients, report.samples) == (3, 14)
-    nothing, report = summed(batched, batched.model, tasks[1:2], EPOCHS)
-    assert not nothing.any() and (report.steps, report.loss_count) == (0, 0)
-
-
 @pytest.mark.parametrize("name", ["cnn", "text-cnn"])
 def test_an_observer_and_an_exact_sum_get_the_update_of_every_client(name: str) -> None:
     sizes = ragged_sizes(7, 20)

@@ -121,43 +121,6 @@ def test_the_parts_of_a_long_sum_are_counted_so_that_none_grows_too_long(
     assert 0 < latest < 0.2 * float(total.tensor.norm())
 
 
-class PlacesFirst(nn.Linear):
-    """Drops values that have another axis before the samples."""
-
-    def __init__(self) -> None:
-        super().__init__(36, 5)
-        self.layer = nn.Dropout(0.5)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(self.layer(x.flatten(1).T).T)
-
-
-def clipped() -> nn.Module:
-    net = nn.Sequential(nn.Flatten(), nn.Linear(36, 5))
-    net[1].weight.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
-    return net
-
-
-def alone(*layers: nn.Module) -> nn.Module:
-    return nn.Sequential(nn.Flatten(), *layers, nn.Linear(36, 5))
-
-
-@pytest.mark.parametrize(
-    ("net", "words"),
-    [
-        (BatchNormNet(36, 5), "buffers"),
-        (alone(nn.BatchNorm1d(36, track_running_stats=False)), "other samples"),
-        (AlphaDropoutNet(36, 5), "random numbers"),
-        (PlacesFirst(), "depend on the other samples"),
-        (clipped(), "hooks"),
-    ],
-)
-def test_models_that_cannot_be_merged_exactly_are_named(net: nn.Module, words: str) -> None:
-    config = Config.model_validate({"clients": {"sampler": "all"}})
-    engine = made(SequentialEngine, FlatModel(net), InMemorySource(SMALL_IMAGES, SIZES))
-    assert words in (engines.why_not_merged(config, engine) or "")
-
-
 # Clients that fail
 
 
@@ -237,25 +200,54 @@ def observed(client: int, delta: torch.Tensor) -> None:
     """Read every client's own update."""
 
 
+class PlacesFirst(nn.Linear):
+    """Drops values that have another axis before the samples."""
+
+    def __init__(self) -> None:
+        super().__init__(36, 5)
+        self.layer = nn.Dropout(0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(self.layer(x.flatten(1).T).T)
+
+
+def clipped() -> nn.Module:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(36, 5))
+    net[1].weight.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+    return net
+
+
+COUPLED = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(36, track_running_stats=False), nn.Linear(36, 5))
+
+
 @pytest.mark.parametrize(
     ("parts", "observer", "net", "words"),
     [
-        ({"local": {"optimizer": "adam"}}, None, None, "nothing is merged: local.optimizer .* is not linear"),
-        ({"server": {"exact": True}}, None, None, "nothing is merged: server.exact"),
-        ({}, observed, None, "nothing is merged: .*every client's own update"),
-        ({"topology": "mediators"}, None, None, "nothing is merged: mediators"),
-        ({}, None, BatchNormNet, "buffers"),
-        ({}, None, AlphaDropoutNet, "random numbers"),
-        ({"local": {"engine": "batched"}}, None, AlphaDropoutNet, "random numbers"),
+        ({"local": {"optimizer": "adam"}}, None, None, "local.optimizer .* is not linear"),
+        ({"server": {"exact": True}}, None, None, "server.exact"),
+        ({}, observed, None, "every client's own update"),
+        ({"topology": "mediators"}, None, None, "mediators"),
+        *[
+            ({}, None, net, words)
+            for net, words in (
+                (BatchNormNet(36, 5), "buffers"),
+                (COUPLED, "other samples"),
+                (AlphaDropoutNet(36, 5), "random numbers"),
+                (PlacesFirst(), "depend on the other samples"),
+                (clipped(), "hooks"),
+            )
+        ],
     ],
 )
-def test_why_clients_are_not_merged_or_batched_is_said(parts: Any, observer: Any, net: Any, words: str) -> None:
-    source, model = InMemorySource(SMALL_IMAGES, [3, 4]), small() if net is None else FlatModel(net(36, 5))
-    if engine := parts.get("local", {}).get("engine"):
-        with pytest.raises(UserError, match=f'local.engine = "{engine}" is not possible here: .*{words}'):
-            chosen(source, model, observer, **parts)
-    else:
-        assert re.search(words, chosen(source, model, observer, **parts).description)
+def test_why_clients_are_not_merged_is_said(parts: Any, observer: Any, net: nn.Module | None, words: str) -> None:
+    model = small() if net is None else FlatModel(net)
+    description = chosen(InMemorySource(SMALL_IMAGES, [3, 4]), model, observer, **parts).description
+    assert re.search(f"nothing is merged: .*{words}", description)
+
+
+def test_why_clients_cannot_be_batched_is_said() -> None:
+    with pytest.raises(UserError, match=r'local.engine = "batched" is not possible here: .*random numbers'):
+        chosen(InMemorySource(SMALL_IMAGES, [3]), FlatModel(AlphaDropoutNet(36, 5)), local={"engine": "batched"})
 
 
 @pytest.mark.parametrize(("largest", "rest"), [(1, "sequential"), (1 << 40, "batched")])

@@ -32,7 +32,7 @@ from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import forward_traits
 from fedmpi.local.work import ClientTask, LocalRule, RoundJob, schedule
 from fedmpi.models.flat import FlatModel
-from fedmpi.models.isolation import check_memory, is_plain, seed_held_generators
+from fedmpi.models.isolation import check_memory, is_plain
 from fedmpi.tasks.losses import Loss
 from tests.local.synthetic import STREAMS, InMemorySource
 from tests.mpi.launch import run_mpi
@@ -307,18 +307,6 @@ def test_parts_of_one_memory_are_rejected_if_they_overlap() -> None:
     apart.a.bias.data, apart.b.bias.data = whole[:6], whole[6:]
     check_memory(apart)
     check_memory(built("TiedAndFrozen")())
-
-
-def test_each_generator_that_a_module_holds_is_seeded() -> None:
-    module = OwnGenerators()
-
-    def drawn(seed: int) -> list[float]:
-        seed_held_generators(module, seed)
-        torchs = float(torch.rand((), generator=module.torchs))
-        return [torchs, module.numpys.random(), module.pythons.random(), module.old.rand()]
-
-    first, second = drawn(1), drawn(2)
-    assert drawn(1) == first and all(a != b for a, b in zip(first, second, strict=True))
 
 
 class CountingLoss:

@@ -109,27 +109,3 @@ def gradient_of(model: FlatModel, x: Tensor, y: Tensor) -> Tensor:
     model.module.train()
     loss = nn.functional.cross_entropy(model.module(x), y)
     return torch.cat([one.flatten() for one in torch.autograd.grad(loss, model.parameters)])
-
-
-class Frozen(nn.Module):
-    """A wide frozen weight, a weight made of two others and a buffer that is not saved; 8 KiB of outputs a sample."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.flatten = nn.Flatten()
-        self.first = nn.utils.parametrizations.weight_norm(nn.Linear(1024, 2048))
-        self.second = nn.Linear(2048, 2048).requires_grad_(False)
-        self.out = nn.Linear(2048, 4)
-        self.register_buffer("scale", torch.ones(2048, 1024), persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(self.flatten(x)).relu()
-        x = self.second(x).relu() + (self.scale.unsqueeze(0) * self.first.bias.mean()).mean()
-        return self.out(x)
-
-
-def test_weights_that_are_frozen_or_made_of_others_are_no_part_of_a_sample() -> None:
-    model = FlatModel(Frozen())
-    traits = forward_traits(model, IMAGES)
-    assert traits.bytes_widest == 4 * 2048
-    assert rows_of_a_pass(model, IMAGES, 2000) == 1024

@@ -78,10 +78,7 @@ class BatchedEngine:
         rule, start = job.rule, job.start
         sizes = {id(task): task_size(task, self.source.sizes) for task in tasks}
         report = WorkReport(clients=len(tasks), weight=float(sum(task.coefficient for task in tasks)))
-        working = [task for task in tasks if step_count(rule, sizes[id(task)])]
-        working.sort(key=lambda task: (step_count(rule, sizes[id(task)]), sizes[id(task)]), reverse=True)
-        if not working:
-            return report
+        working = sorted(tasks, key=lambda task: (step_count(rule, sizes[id(task)]), sizes[id(task)]), reverse=True)
         rows = max(batch_rows(rule, sizes[id(task)]) for task in working)
         most = step_count(rule, sizes[id(working[0])])
         capacity = self.chunk or chunk_size(self.net, rows, rule, start, self._extra_values(rule, most, start.device))
