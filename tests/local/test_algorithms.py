@@ -21,14 +21,13 @@ from fedmpi.clients.sampler import View
 from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Purpose
 from fedmpi.config import load_config
-from fedmpi.core.records import log_setup
 from fedmpi.local.algorithms import Totals, effective_steps, shrinking_sum
 from fedmpi.local.batched.engine import BatchedEngine
+from fedmpi.local.engines import choose_engine
 from fedmpi.local.hooks import Hooks
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import ClientTask, LocalRule, RoundJob
 from fedmpi.models.flat import FlatModel
-from tests.end_to_end.in_process import run
 from tests.local import own_algorithms
 from tests.local.synthetic import (
     MIDDLE_IMAGES,
@@ -294,7 +293,6 @@ def test_an_own_objective_may_write_to_its_samples(batch: int | str) -> None:
 # Choices
 
 UNIFORM = "server.weights=uniform"
-SMALL = ("data.source=digits:clients=9", "clients.count=4", "model.hidden=[6]", "rounds=2", UNIFORM)
 WITHOUT_EFFECT = {
     "scaffold feddyn fednova": (
         "topology=mediators privacy.clip_norm=1.0 compression=int8 server.aggregator=median local.proximal_mu=0.1"
@@ -317,16 +315,9 @@ def test_choices_without_effect_are_rejected(preset: str, setting: str) -> None:
         load_config(None, [f"preset={preset}", setting, *more])
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        (f"{OWN}:DynamicLos", "did you mean DynamicLoss"),
-        ("tests.local.synthetic:InMemorySource", "no subclass of fedmpi.LocalAlg"),
-    ],
-)
-def test_what_is_no_algorithm_is_rejected(name: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        load_config(None, ["preset=fedavg", f"local.algorithm={name}"])
+def test_what_is_no_algorithm_is_rejected() -> None:
+    with pytest.raises(UserError, match="no subclass of fedmpi.LocalAlg"):
+        load_config(None, ["preset=fedavg", "local.algorithm=tests.local.synthetic:InMemorySource"])
 
 
 @pytest.mark.parametrize(
@@ -335,15 +326,17 @@ def test_what_is_no_algorithm_is_rejected(name: str, said: str) -> None:
         ("scaffold", "nothing is merged: local.algorithm = 'scaffold' has its own correction"),
         ("fednova", "nothing is merged: local.algorithm = 'fednova' has its own finish"),
         (f"{OWN}:DynamicLoss", f"sequential (local.algorithm = '{OWN}:DynamicLoss' has its own objective"),
-        ("tests.testing.bad_parts:NearlyNamed", "NearlyNamed; has 'proximal', which nothing reads (or proximal_mu?)"),
     ],
 )
-def test_the_log_says_which_engine_and_why(algorithm: str, said: str, caplog: pytest.LogCaptureFixture) -> None:
-    done = run(*SMALL, f"local.algorithm={algorithm}", "rounds=1")
-    with caplog.at_level(logging.INFO, logger="fedmpi"):
-        log_setup(done.experiment)
-    lines = [line for line in caplog.messages if line.startswith(("engine: ", "algorithm: "))]
-    assert len(lines) == 2 and said in " ".join(lines)
+def test_the_engine_says_why_an_algorithm_is_not_merged_or_batched(algorithm: str, said: str) -> None:
+    model, source = world(dtype=torch.float32)
+    config = load_config(None, ["clients.sampler=all"])
+    assert said in choose_engine(config, model, source, STREAMS, hooks=make(algorithm, model)).description
+
+
+def test_an_attribute_that_is_nearly_one_of_an_algorithm_is_logged() -> None:
+    description = make("tests.testing.bad_parts:NearlyNamed", world()[0]).description
+    assert "has 'proximal', which nothing reads (or proximal_mu?)" in description
 
 
 def test_feddyn_rejects_a_cohort_that_counts_a_client_twice_by_name() -> None:
