@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
 
 LARGEST_BATCH = 64 << 20
-"""Bytes of a client's activations on a CPU above which batching gains nothing. Batched clients of cifar-cnn (31 MiB)
-take 0.7 of the sequential time; those of resnet18 (340 MiB) take the same time."""
+"""Bytes of a client's activations on a CPU above which batching gains nothing (resnet18, unlike cifar-cnn)."""
 
 
 def choose_engine(

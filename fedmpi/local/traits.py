@@ -28,9 +28,7 @@ from fedmpi.tasks.losses import couples_samples
 TRIAL_ROWS = 4
 PASS_BYTES = 8 << 20
 """Most bytes of a model's widest layer in one pass on a CPU. Larger outputs leave the caches, and from 32 MiB on the C
-library requests new pages from the operating system. Evaluating a CNN on 3 × 32 × 32 images (128 KiB per sample) took
-1,442 µs per sample in passes of 2,000, 897 of 500, 657 of 250 and 670 of 64. Gradients took 2,877 µs in passes of
-1,024, 1,756 of 512, 1,674 of 128 and 1,644 of 64."""
+library requests new pages from the operating system; a sample of a CNN then takes up to twice as long."""
 LEAST_ROWS = 32
 """Samples per pass below which the overhead of calls dominates."""
 
