@@ -12,7 +12,6 @@ import fedmpi
 from benchmarks.studies.fedsso_curves import excess, rows
 from benchmarks.studies.fedsso_strata import draw, look, plane
 from benchmarks.studies.letter_laws import BYMERGE, BYMERGE_STOCK, Population, row
-from benchmarks.studies.noise_clients import bias_and_error
 from data_prep.partitions.astraea import class_shares
 from fedmpi.data.statistics import kl_divergence
 from tests.data_prep.command import main as prepare
@@ -68,13 +67,3 @@ def test_a_row_has_the_overheads_of_the_documentation() -> None:
     pooled, clients, copied, counted = cells[:4]
     assert pooled == pytest.approx(0.277, abs=0.005) and copied < counted < clients
     assert cells[6:] == pytest.approx([37.9, 43.9, 53.2, 12.9, 18.9, 28.2], abs=0.5)
-
-
-def test_bias_is_the_length_of_the_mean_error_without_sampling_noise() -> None:
-    """Two clients of unequal size, updates of length 2 and 1 at right angles; the first always counts 0.1 too much."""
-    generator, sizes = np.random.default_rng(0), np.array([30.0, 10.0])
-    wrong = np.array([0.1, -0.1]) + 0.5 * generator.normal(size=(20_000, 1)) * np.array([1.0, -1.0])
-    bias, error = bias_and_error(wrong, np.diag([4.0, 1.0]), sizes)
-    length = np.sqrt(4 * 0.75**2 + 0.25**2)
-    assert bias == pytest.approx(0.1 * 5**0.5 / length, rel=0.1)
-    assert error == pytest.approx((0.26 * 5) ** 0.5 / length, rel=0.03)
