@@ -15,13 +15,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.measure import table
-from benchmarks.studies.mediator_balance import divergences
 from data_prep.partitions import Request
 from data_prep.partitions.astraea import draw_astraea
+from fedmpi.clients.designs import uniform
+from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.common.types import Ints
+from fedmpi.common.types import Floats, Ints
 from fedmpi.data.augmentation import rebalance
-from fedmpi.data.statistics import kl_divergence
+from fedmpi.data.statistics import kl_divergence, pooled_counts
 
 BYMERGE = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt")
 BYMERGE_STOCK = np.array(
@@ -36,6 +37,16 @@ FACTORS = (0.67, 0.83, 1.0)
 ALPHA = 0.83
 """Strength of the augmentation after which divergences are measured."""
 READINGS = ("ratio", "ratio-minus-one")
+
+
+def divergences(counts: Ints, seed: int, rounds: int, online: int, most: int) -> list[Floats]:
+    """Return the divergence of each mediator's pooled data per round, grouped by Astraea's Algorithm 3."""
+    streams, generator, found = Streams(seed), np.random.default_rng(seed), []
+    for t in range(rounds):
+        clients = uniform(streams.generator(Purpose.COHORT, t), len(counts), online).clients
+        mediators = resolve("scheduling", "greedy").object(counts[clients], most, generator, None)
+        found.append(kl_divergence(pooled_counts(counts[clients], mediators)))
+    return found
 
 
 @dataclass(frozen=True)
@@ -110,7 +121,7 @@ def row(population: Population, seeds: int) -> list[str]:
     for seed in range(seeds):
         held = population.counts(seed, concentration)
         made = [rebalance(held, ALPHA, kind, Streams(seed)).class_counts for kind in READINGS]
-        grouped = [divergences(one, "greedy", seed, 10, population.online, population.most) for one in made]
+        grouped = [divergences(one, seed, 10, population.online, population.most) for one in made]
         found.append(
             [float(kl_divergence(held.sum(axis=0))), kl_divergence(held).mean()]
             + [kl_divergence(one).mean() for one in made]

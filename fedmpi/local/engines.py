@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 LARGEST_BATCH = 64 << 20
-"""Bytes of a client's activations on a CPU above which batching gains nothing (resnet18, unlike cifar-cnn)."""
+"""Bytes of a client's activations on a CPU above which batching gains nothing: less than those of resnet18."""
 
 
 def choose_engine(
