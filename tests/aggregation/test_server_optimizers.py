@@ -1,43 +1,14 @@
-"""Server optimizers follow Algorithm 2 of Reddi et al. 2020, value by value."""
-
-import math
+"""Server optimizers: their state, the update that they see, and steps in blocks; tests/reference has their formulas."""
 
 import numpy as np
 import pytest
 import torch
 
-from fedmpi import components, server_optimizer
+from fedmpi import server_optimizer
 from fedmpi.aggregation.server_optimizers import BLOCK, ServerOptimizer
 from fedmpi.common.registry import resolve
 
-KINDS = [part.name for part in components("server optimizer")]
-
 UPDATES = [[0.5, -1.0, 0.0, 2e-3], [0.1, 3.0, -0.2, 0.0], [-0.4, 0.2, 0.2, 1.0]]
-
-
-def reference(kind: str, start: list[float], lr: float, beta1: float, beta2: float, tau: float) -> list[float]:
-    """The recursion in Python floats, coordinate by coordinate."""
-    w = list(start)
-    for i in range(len(w)):
-        m, v = 0.0, tau**2
-        for update in UPDATES:
-            d = update[i]
-            if kind == "sgd":
-                w[i] += lr * d
-                continue
-            if kind == "momentum":
-                m = beta1 * m + d
-                w[i] += lr * m
-                continue
-            m = beta1 * m + (1 - beta1) * d
-            if kind == "adagrad":
-                v = v + d * d
-            elif kind == "adam":
-                v = beta2 * v + (1 - beta2) * d * d
-            else:
-                v = v - (1 - beta2) * d * d * ((v > d * d) - (v < d * d))
-            w[i] += lr * m / (math.sqrt(v) + tau)
-    return w
 
 
 def made(kind: str, trainable: int | None = None, **options: float) -> ServerOptimizer:
@@ -50,14 +21,6 @@ def run(optimizer: ServerOptimizer, w: torch.Tensor, updates: list[list[float]] 
     for update in updates:
         optimizer.step(w, torch.tensor(update))
     return w
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("tau", [1e-3, 0.5])
-def test_three_steps_follow_the_published_recursion(kind: str, tau: float):
-    start = [1.0, 2.0, -3.0, 0.0]
-    w = run(made(kind, lr=0.1, beta1=0.9, beta2=0.99, tau=tau), torch.tensor(start))
-    assert w.tolist() == pytest.approx(reference(kind, start, 0.1, 0.9, 0.99, tau), rel=1e-5, abs=1e-7)
 
 
 @server_optimizer

@@ -80,15 +80,6 @@ def largest(update: Tensor, fraction: float) -> Tensor:
     return update
 
 
-def test_top_k_sends_the_largest_values_as_they_are():
-    sent = update()
-    found = largest(sent.clone(), 0.01)
-    places = found.nonzero().squeeze(1)
-    assert len(places) == 13
-    assert torch.equal(found[places], sent[places])
-    assert sent[places].abs().min() >= sent[found == 0].abs().max()
-
-
 def test_top_k_breaks_ties_in_favor_of_lower_positions():
     signs = torch.tensor([-1.0, 1.0]).repeat(500)
     found = largest(0.5 * signs, 0.007)
@@ -112,20 +103,6 @@ def test_rounding_belongs_to_client_and_round(kind: Any):
     assert torch.equal(first, again)
     assert not torch.equal(first, transport.send(2, 8, update()))
     assert not torch.equal(first, transport.send(3, 7, update()))
-
-
-@pytest.mark.parametrize("kind", [*ROUNDED, "top-k"])
-def test_with_error_feedback_all_arrives_in_the_end(kind: Any):
-    """Received values differ from sent ones by the residual kept, after any number of rounds."""
-    transport = Transport(compression(kind, 0.05, error_feedback=True), Streams(5))
-    sent, arrived = torch.zeros(1300), torch.zeros(1300)
-    for round in range(60):
-        fresh = update(seed=round) + 1e-3
-        sent += fresh
-        arrived += transport.send(round, 4, fresh.clone())
-    assert transport.residuals is not None
-    assert torch.allclose(arrived + transport.residuals[4], sent, atol=1e-5)
-    assert float((arrived - sent).norm() / sent.norm()) < (0.7 if kind == "top-k" else 0.02)
 
 
 def test_residuals_survive_a_checkpoint_with_their_owner():

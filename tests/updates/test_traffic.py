@@ -27,45 +27,23 @@ CHAIN_OF_FOUR = RoundTraffic(8 * 400, 8 * 400, 2 * 400, 2 * 400)
 """The models of four clients in a star, and of two mediators with two clients each that are visited twice."""
 
 
-def links(*settings: str, measured: int = 0, t: int = 1, model: Any = MODEL, **facts: int) -> RoundTraffic:
+def links(*settings: str, model: Any = MODEL) -> RoundTraffic:
     """Bytes of a round of four of twenty clients."""
     preset = () if any(setting.startswith("preset=") for setting in settings) else ("preset=fedavg",)
     config, members = load_config(None, [*preset, *settings]), np.arange(4)
-    plan = Plan(t, 0.1, members, np.ones(4), True, True, mediators=members // 2, facts=facts)
-    return round_links(config, model, 20, 10, plan, measured, visits=8)
+    plan = Plan(1, 0.1, members, np.ones(4), True, True, mediators=members // 2)
+    return round_links(config, model, 20, 10, plan, 0, visits=8)
 
 
-STRATA = ("clients.sampler=stratified", "clients.sampler.within_stratum=uniform")
 MEDIATORS = "preset=astraea-mediator"
 KEPT = (MEDIATORS, "topology.keep_optimizer=true", "local.optimizer=adam")
 
 
-@pytest.mark.parametrize(
-    ("settings", "more", "expected"),
-    [
-        ((), {"t": 0}, RoundTraffic()),
-        ((), {"asked": 7}, RoundTraffic(0, 3 * 400)),  # those who drop out receive and do not send
-        (("compression=float16",), {}, RoundTraffic(-2 * 400)),
-        (("compression=int8",), {}, RoundTraffic(4 * (100 + 4) - 4 * 400)),  # a scale of 4 bytes
-        (("rebalance=true",), {"t": 0}, RoundTraffic(800, 800)),  # class counts go up, numbers of copies come back
-        (("rebalance=true",), {"t": 1}, RoundTraffic()),
-        ((), {"size_asked": 20}, RoundTraffic(80, 4 * 2 * 4)),  # size reports; K and the estimate come back
-        ((*STRATA, "clients.sampler.features=label-histogram"), {"measured": 6}, RoundTraffic(6 * 4 * 10)),
-        ((*STRATA, "clients.sampler.features=full-gradient"), {"measured": 6}, RoundTraffic(2400, 2400)),
-        # 9 centres and a norm of 4 bytes each, 100 indices of 4 bits; of 1 bit for two centres
-        (STRATA, {"measured": 6}, RoundTraffic(6 * (40 + 50), 2400)),
-        ((*STRATA, "clients.sampler.features.codebook_size=2"), {"measured": 6}, RoundTraffic(6 * 12 + 6 * 13, 2400)),
-        ((MEDIATORS,), {}, RoundTraffic()),
-        ((MEDIATORS,), {"t": 0}, RoundTraffic(20 * 10 * 4)),  # the class counts, once
-        ((MEDIATORS,), {"asked": 7}, RoundTraffic(0, 3 * 400)),
-        # Adam's two moments go from client to client, without those of 10 buffers
-        (KEPT, {"model": SimpleNamespace(size=100, trainable=90)}, RoundTraffic(8 * 720, 8 * 720)),
-    ],
-    ids=str,
-)
-def test_what_is_sent_beside_the_models(settings: tuple[str, ...], more: dict, expected: RoundTraffic) -> None:
-    models = CHAIN_OF_FOUR if MEDIATORS in settings else STAR_OF_FOUR
-    assert links(*settings, **more) == models + expected
+def test_links_carry_the_models_of_a_round_and_adams_moments_without_those_of_buffers() -> None:
+    """`tests/reference` counts everything that is sent beside them."""
+    assert links() == STAR_OF_FOUR and links(MEDIATORS) == CHAIN_OF_FOUR
+    with_buffers: Any = SimpleNamespace(size=100, trainable=90)
+    assert links(*KEPT, model=with_buffers) == CHAIN_OF_FOUR + RoundTraffic(8 * 720, 8 * 720)
 
 
 def test_rounds_send_what_the_formulas_say() -> None:
