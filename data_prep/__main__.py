@@ -24,6 +24,7 @@ import typer
 from pydantic.fields import FieldInfo
 from rich.console import Console
 
+from data_prep.augment import COPIED, write_augmented
 from data_prep.datasets import DATASETS, data_set
 from data_prep.output import FULL, check_folder
 from data_prep.partitions import Request, completed
@@ -35,6 +36,7 @@ from fedmpi.common.files import named_folder
 from fedmpi.common.options import type_text
 from fedmpi.common.registry import Component, components, resolve
 from fedmpi.common.streams import Purpose, Streams
+from fedmpi.config.server_tables import RebalanceTable
 from fedmpi.data.opening import open_store
 from fedmpi.describe.data import show_store
 from fedmpi.mpi import read_launch
@@ -46,7 +48,7 @@ WIDEST = 120
 INDENT = 4
 # ClickException of whichever copy of click this typer carries.
 CommandLineError: Any = typer.BadParameter.__mro__[2]
-COMMANDS = ("list", "prepare")
+COMMANDS = ("list", "prepare", "augment")
 HELP = (
     "Prepare federated data sets: official files in, HDF5 shards out.\n\n"
     "`python -m data_prep list` shows data sets and partitions; `python -m data_prep DATASET ...` is short for "
@@ -60,6 +62,7 @@ HELP_PREPARE = (
     "\n`python -m data_prep list` shows the options of data sets and partitions."
 )
 
+OPEN = {"allow_extra_args": True, "ignore_unknown_options": True}
 app = typer.Typer(
     name="data_prep", help=HELP, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False,
     rich_markup_mode=None,
@@ -146,7 +149,7 @@ def _about_option(name: str, field: FieldInfo) -> str:
     return f"{flag(name)}: {field.description} ({choices}{default})"
 
 
-@app.command("prepare", help=HELP_PREPARE, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command("prepare", help=HELP_PREPARE, context_settings=OPEN)
 def prepare(
     context: typer.Context,
     dataset: Annotated[
@@ -167,9 +170,7 @@ def prepare(
     """Replaced by HELP_PREPARE."""
     data, scheme = data_set(dataset), resolve("partition", partition)
     parts = [data.reading, *([data.own] if data.own is not None else []), scheme]
-    reserved = ["help", *(parameter.name or "" for parameter in context.command.params)]
-    texts = parse_options(context.args, parts, reserved)
-    given = {part: part.checked(texts[part]) for part in parts}
+    given = parse_options(context, parts)
     completed(scheme, clients, given[scheme])
     check_numbers(shards, val)
     if dry_run:
@@ -190,10 +191,38 @@ def prepare(
     found, request = requested(found, clients, Streams(seed).generator(Purpose.PARTITION))
     drawn = partition_by(partition, request, found.has_classes, **given[scheme])
     console.print(f"partition {partition}: {scheme.title} Seed {seed}", markup=False)
-    command = "python -m data_prep " + shlex.join(context.obj).encode("utf-8", "backslashreplace").decode()
     console.print(f"writing {len(drawn.rows):,} training samples to {out}", markup=False)
-    write_shards(found, drawn, out, shards, seed, command, val, overwrite)
+    write_shards(found, drawn, out, shards, seed, command_of(context), val, overwrite)
     show_store(open_store(out), console)
+
+
+@app.command("augment", context_settings=OPEN)
+def augment(
+    context: typer.Context,
+    folder: Annotated[Path, typer.Argument(metavar="SHARDS", help="A prepared folder of images.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", parser=named_folder, help="The folder to write.")],
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the runs whose copies these are.")] = 0,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier preparation in DIR.")] = False,
+) -> None:
+    """Store the augmented copies of scarce classes (Astraea).
+
+    Further options: --alpha, --copies, --rotation, --shear, --shift and --zoom, the keys of [rebalance].
+
+    Example: python -m data_prep augment shards/mnist --alpha 0.67 --out shards/mnist-augmented
+    """
+    keys = {name: RebalanceTable.model_fields[name] for name in COPIED}
+    (options,) = parse_options(context, [Component("data set", "augment", RebalanceTable, own_options=keys)]).values()
+    part = RebalanceTable(**options)
+    done = write_augmented(folder, out, part, seed, overwrite, command_of(context))
+    original, copied = int(done.original_sizes.sum()), int(done.added.sum())
+    print(f"{out}: {original} samples and {copied} copies, storage overhead {done.overhead:.1%}")
+    chosen = f'rebalance.alpha = {part.alpha}, rebalance.copies = "{part.copies}"'
+    print(f'train on it with rebalance.mode = "stored", {chosen}')
+
+
+def command_of(context: typer.Context) -> str:
+    """Return the command as the user wrote it."""
+    return "python -m data_prep " + shlex.join(context.obj).encode("utf-8", "backslashreplace").decode()
 
 
 def requested(data: RawDataset, clients: int | None, generator: np.random.Generator) -> tuple[RawDataset, Request]:
@@ -213,13 +242,12 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def parse_options(
-    words: Sequence[str], takers: Sequence[Component], reserved: Sequence[str]
-) -> dict[Component, dict[str, Any]]:
-    """Parse the options of components from words of the command line: --name value, --name=value or --name.
+def parse_options(context: typer.Context, takers: Sequence[Component]) -> dict[Component, dict[str, Any]]:
+    """Parse the options of components from the further words of a command: --name value, --name=value or --name.
 
-    An option that several components have is given to each; `reserved` names the options of data_prep itself.
+    An option that several components have is given to each.
     """
+    reserved = ["help", *(parameter.name or "" for parameter in context.command.params)]
     taken: dict[str, dict[Component, FieldInfo]] = {}
     for part in takers:
         for name, field in part.options.items():
@@ -227,7 +255,7 @@ def parse_options(
             if name in reserved:
                 raise UserError(f"{flag(name)} is an option of data_prep itself. Rename the option of your component")
     given: dict[Component, dict[str, Any]] = {part: {} for part in takers}
-    left = list(words)
+    left = list(context.args)
     while left:
         word = left.pop(0)
         if not word.startswith("--"):
@@ -246,7 +274,7 @@ def parse_options(
             if not equals and field.annotation is not bool:
                 raise UserError(f"{written} needs a value: {field.description or 'an option of your own'}")
             given[part][name] = value if equals else True
-    return given
+    return {part: part.checked(options) for part, options in given.items()}
 
 
 def _locate(data: DataSet, raw: Path | None, download: bool) -> Path | None:

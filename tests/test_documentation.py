@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import runpy
 import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -142,12 +139,8 @@ class Workplace:
         if found := re.match(r"python ([\w.]+\.py)", line):
             runpy.run_path(found[1])
         elif found := re.match(r"python -m data_prep (.*)", line):
-            offline = any(word in line for word in (" digits ", ":", "arrays ", "photos", " list"))
+            offline = any(word in line for word in (" digits ", ":", "arrays ", "photos", " list", " augment "))
             assert prepared(shlex.split(found[1]) + ["--dry-run"] * (not offline)) == 0, line
-        elif line.startswith("python -m data_prep.augment "):
-            subprocess.run(
-                [sys.executable, *shlex.split(line)[1:]], check=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
-            )
         elif line.startswith("fedmpi "):
             words = shlex.split(line)[1:]
             words += [] if "--dry-run" in words else self.shorter(words)

@@ -67,7 +67,7 @@ class RebalanceTable(Table):
     """(C̄/C_y)^α extra copies per sample, or one less (the original counted among them)."""
     mode: Literal["virtual", "stored"] = "virtual"
     """virtual: copies are made while they are read, nothing is stored; stored: data.source was written by
-    `python -m data_prep.augment` and holds them."""
+    `python -m data_prep augment` and holds them."""
     weights: Annotated[Literal["augmented", "original"], WEIGHED_BY_SIZE] = "augmented"
     """The n_k of the aggregation weights: samples with their copies, or without."""
     rotation: Annotated[NonNegative, Field(le=180), WARPED] = 15.0

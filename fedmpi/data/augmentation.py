@@ -3,7 +3,7 @@
 Three steps: how many copies every sample gets, how each copy is warped (one random affine map: shift, rotation, shear
 and zoom), and the clients' samples as a run reads them. Copy j of a client always has the same source row and the same
 warp, drawn from the client's stream. Copies are made while reading ("virtual") or have been written into the shards by
-`python -m data_prep.augment` ("stored"); the counts are the same.
+`python -m data_prep augment` ("stored"); the counts are the same.
 """
 
 from __future__ import annotations
@@ -293,7 +293,7 @@ def stored_rebalancing(part: RebalanceTable, store: ShardStore) -> Rebalancing:
     """The augmentation that the store's shards were written with."""
     if ORIGINAL_COUNTS not in store.extras:
         raise UserError(
-            'rebalance.mode = "stored" trains on copies written by `python -m data_prep.augment SHARDS --out OTHER`, '
+            'rebalance.mode = "stored" trains on copies written by `python -m data_prep augment SHARDS --out OTHER`, '
             'but data.source holds none. Augment it and set data.source = "OTHER", or set rebalance.mode = "virtual"'
         )
     written = store.manifest.partition_options

@@ -16,7 +16,6 @@ import numpy as np
 from safetensors.numpy import load_file
 
 import fedmpi
-from data_prep.augment import augment
 from fedmpi.config import config_toml, load_config
 from tests.data_prep.command import main as prepare
 
@@ -113,7 +112,7 @@ class Runs:
                 file["x"][0] = 255 - file["x"][0]
         else:
             assert prepare(f"digits --partition dirichlet --alpha 1 --clients 8 --out {out}0".split()) == 0
-            augment(self.folder / f"{name}0", out, alpha=0.67)
+            assert prepare(f"augment {out}0 --alpha 0.67 --out {out}".split()) == 0
         return out
 
 
