@@ -34,13 +34,13 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class SparedFile(io.FileIO):
-    """File for HDF5 to write to, which hides write errors such as a full disk from HDF5.
+    """File for HDF5 to write to, which hides write errors such as a full disk, and interruptions, from HDF5.
 
     HDF5 cannot close a file whose writes fail: its destructor retries at the end of the process and crashes. This class
     keeps the first error and drops all later writes.
     """
 
-    error: OSError | None = None
+    error: BaseException | None = None
 
     def write(self, data: ReadableBuffer, /) -> int:
         """Write all of the data, or keep the error."""
@@ -49,7 +49,7 @@ class SparedFile(io.FileIO):
         try:
             while len(left) and self.error is None:
                 left = left[os.write(self.fileno(), left) :]
-        except OSError as error:
+        except (OSError, KeyboardInterrupt) as error:
             self.error = error
         return length
 

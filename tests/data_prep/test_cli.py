@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import tarfile
-import time
 import zipfile
 from collections.abc import Iterator
 from functools import partial
@@ -136,12 +135,10 @@ def test_a_preparation_that_is_ended_is_repeated_by_the_same_command(
     """Ended after the first of 60 shards: no manifest, the folder cannot be read, and the next attempt is whole."""
     words = ["digits", "--partition", "iid", "--clients", "60", "--shards", "60", "--out", str(tmp_path / "s")]
     program = [sys.executable, "-c", STAY_AT_THE_THIRD_SHARD, *words]
-    with subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=REPOSITORY) as process:
-        while not (tmp_path / "s" / "train-00001.h5").exists():
-            assert process.poll() is None
-            time.sleep(0.001)
+    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=REPOSITORY) as process:
+        assert process.stdout is not None and b"third shard\n" in process.stdout
         process.send_signal(number)
-        said = process.communicate()[1].decode()
+        said = process.communicate(timeout=60)[1].decode()
     assert process.returncode == code and ("interrupted: repeat the command" in said) == (code == 130)
     left = {path.name for path in (tmp_path / "s").iterdir()}
     assert MANIFEST not in left and (number == signal.SIGKILL or not left)
@@ -159,8 +156,9 @@ from data_prep import writer
 from data_prep.__main__ import main
 fill = writer._fill_shard
 def stay(plan, first, *others):
-    while first == 2:
-        time.sleep(0.01)
+    if first == 2:
+        print("third shard", flush=True)
+        time.sleep(100)
     return fill(plan, first, *others)
 writer._fill_shard = stay
 main()
