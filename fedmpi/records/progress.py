@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +23,7 @@ from fedmpi.common.errors import (
     on_one_line,
     raised,
 )
-from fedmpi.common.files import is_locked, read_plain
+from fedmpi.common.files import is_locked
 from fedmpi.common.terminal import console, on_terminal, paragraph, readable_duration
 from fedmpi.config.loading import read_toml
 from fedmpi.records.history import Record, read_records, read_summary
@@ -211,14 +210,6 @@ class RunLog(logging.FileHandler):
             log.removeHandler(self)
             log.setLevel(self._before)
         super().close()
-
-
-def read_log(path: Path) -> list[tuple[str, str]]:
-    """Return level and text of every line; nothing if the file cannot be read."""
-    try:
-        return re.findall(r"^\S+ \S+ ([A-Z]+) (.*)$", read_plain(path).decode(errors="replace"), re.MULTILINE)
-    except OSError:
-        return []
 
 
 # --- TensorBoard ---

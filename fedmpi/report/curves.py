@@ -1,8 +1,7 @@
-"""Numbers of the runs in a report: curves, participation, strata, last scores, warnings."""
+"""Numbers of the runs in a report: curves, participation, strata, last scores."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 from fedmpi.common.fairness import evenness
 from fedmpi.common.types import Ints
 from fedmpi.records.history import SCORES, Record, clients_from_text
-from fedmpi.records.progress import is_number, read_log
+from fedmpi.records.progress import is_number
 from fedmpi.results.comparison import judged, spent
 from fedmpi.results.loading import OneRun
 
@@ -19,7 +18,6 @@ MOST_ROUNDS = 250
 """Largest number of drawn rounds of a run."""
 MOST_ROWS, MOST_COLUMNS = 64, 100
 """Largest size of a heat map."""
-MOST_WARNINGS = 40
 LINK_NAMES = {
     "client_up": "from clients",
     "client_down": "to clients",
@@ -28,18 +26,12 @@ LINK_NAMES = {
 }
 TITLES = {
     "train_loss": "training loss",
-    "lr": "local learning rate",
     "samples": "samples per round",
-    "steps": "steps per round",
     "participants": "selected clients",
     "seconds": "seconds per round",
     "virtual_seconds": "simulated seconds per round",
     "size_ratio": "estimated size / true size",
-    "sampling_probability": "probability of a sample",
     "clipped_fraction": "share of clipped answers",
-    "clients_used": "share of clients used so far",
-    "client_use_gini": "Gini coefficient of participation",
-    "client_use_effective": "effective share of clients used (Kish)",
     "update_epsilon": "ε of the updates so far",
     "size_epsilon_max": "ε of the sizes so far, largest",
     "size_epsilon_mean": "ε of the sizes so far, mean",
@@ -131,10 +123,3 @@ def strata(run: OneRun) -> dict[str, Any] | None:
     shares = shares[~np.isnan(shares).all(axis=1)]
     rounds = [record["round"] + 1 for record in some]
     return {"rows": [*range(1, len(shares) + 2)], "rounds": [*rounds, rounds[-1] + 1], "share": shares.tolist()}
-
-
-def warnings(runs: Sequence[OneRun]) -> list[tuple[str, int]]:
-    """Return the distinct warnings in the runs' logs, and how often each is there."""
-    logs = (read_log(run.folder / "run.log") for run in runs)
-    found = Counter(text[:500] for log in logs for level, text in log if level in ("WARNING", "ERROR", "CRITICAL"))
-    return found.most_common(MOST_WARNINGS)

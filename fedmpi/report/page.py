@@ -22,6 +22,7 @@ from fedmpi.report.curves import LINK_NAMES, TITLES, key_title
 from fedmpi.report.figures import COMMON, Shown, Spec
 from fedmpi.results.comparison import (
     AXES,
+    UNITS,
     Comparison,
     Row,
     Spread,
@@ -48,20 +49,19 @@ from fedmpi.results.loading import (
 
 Columns = dict[str, list[Any]]
 VEGA_LITE = "6.4"
-UNITS = {"samples": "samples", "megabytes": "MB", "seconds": "seconds", "virtual_seconds": "simulated s"}
 FIRST = ("test_accuracy", "val_accuracy", "test_macro_f1", "val_macro_f1", "test_loss", "val_loss", "train_loss")
 """Keys that are offered first."""
 CLIENT_SCORES = ("client_accuracy_", "client_loss_", "client_tuned_")
 FAIRNESS = {"used": "used at all", "effective": "effective share", "gini": "Gini", "largest": "most often"}
 LINES: dict[str, tuple[str, tuple[str, ...]]] = {
     "loss": ("Losses", ("test_loss", "val_loss", "train_loss")),
-    "time": ("Time and bytes per round", ("seconds", "virtual_seconds", *(f"bytes_{link}" for link in LINKS))),
     "size-ratio": ("Estimated size / true size", ("size_ratio",)),
     "mediators": ("KL divergence of label distributions", ("kl_mean", "kl_client_mean")),
     "privacy": (
         "Privacy ε spent so far: updates at the run's δ, sizes without one",
         ("update_epsilon", "size_epsilon_max", "size_epsilon_mean"),
     ),
+    "time": ("Time and bytes per round", ("seconds", "virtual_seconds", *(f"bytes_{link}" for link in LINKS))),
 }
 """Title and keys of a figure of some numbers over the run, by its name; the first figure offers all of them."""
 
@@ -126,7 +126,7 @@ def page_contents(runs: Sequence[OneRun], title: str = "") -> dict[str, Any]:
         "Settings": _settings(shown, groups),
         "Participation": _participation(shown),
         "Clients": _clients(shown, groups),
-        "Warnings and runs": _runs(shown, ordered),
+        "Runs": [_runs(shown, ordered)],
     }
     names = list(dict.fromkeys(str(group.first.table.get("preset") or group.label) for group in groups))
     return {
@@ -216,7 +216,7 @@ def _spreads(shown: Shown, groups: Sequence[SeedGroup], numbers_of: Callable[[On
 def _results(shown: Shown, groups: Sequence[SeedGroup]) -> Item:
     def costs(run: OneRun) -> dict[str, Any]:
         found = {key_title(key): value for key, value in numbers.scores(run.records, ("test_", "val_")).items()}
-        found |= {UNITS[axis]: values[-1] for axis, values in spent(run.records).items() if axis in UNITS}
+        found |= {UNITS[axis]: values[-1] for axis, values in spent(run.records).items() if axis != "round"}
         sent = {words: sum(r.get(f"bytes_{link}") or 0 for r in run.records) for link, words in LINK_NAMES.items()}
         return found | {f"MB {words}": count / 1e6 for words, count in sent.items() if count}
 
@@ -284,7 +284,7 @@ def _clients(shown: Shown, groups: Sequence[SeedGroup]) -> list[Item]:
     return [Item("served", "Scores over clients at the end", note, columns)] if len(columns) > 1 else []
 
 
-def _runs(shown: Shown, runs: Sequence[OneRun]) -> list[Item]:
+def _runs(shown: Shown, runs: Sequence[OneRun]) -> Item:
     columns: Columns = {"run": [run.name for run in runs], "configuration": [one["label"] for one in shown.runs]}
     columns |= {"seed": [run.seed for run in runs], "rounds": [len(run.records) for run in runs]}
     columns |= {"ending": [run.ending for run in runs]}
@@ -292,9 +292,7 @@ def _runs(shown: Shown, runs: Sequence[OneRun]) -> list[Item]:
         columns[key] = [run.summary.get(key) for run in runs]
     versions = [run.summary.get("versions", {}) for run in runs]
     columns["versions"] = [", ".join(f"{name} {version}" for name, version in one.items()) for one in versions]
-    found = numbers.warnings(runs)
-    listed: Columns = {"warning": [text for text, _ in found], "times": [times for _, times in found]}
-    return [*([Item("warnings", "Warnings", "", listed)] if found else []), Item("runs", "Runs", "", columns)]
+    return Item("runs", "Endings and versions", "", columns)
 
 
 # --- HTML ---

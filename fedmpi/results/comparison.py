@@ -28,11 +28,10 @@ AXES = {
     "samples": "samples trained on",
     "megabytes": "megabytes on the simulated links",
     "seconds": "seconds",
-    "virtual_seconds": "virtual seconds",
+    "virtual_seconds": "simulated seconds",
 }
 """Quantities on the horizontal axis of a curve."""
-COSTS = {"round": "rounds", "samples": "samples", "megabytes": "MB", "virtual_seconds": "virtual s"}
-"""Costs that are counted up to a target, with their unit."""
+UNITS = dict(zip(AXES, ("rounds", "samples", "MB", "seconds", "simulated s"), strict=True))
 LESS_IS_BETTER = re.compile(
     r"(loss|error|perplexity|mae|rmse|seconds|gini|divergence|drift|clipped_fraction|_std)$"
     r"|^(kl_|bytes|stratum_spread|client_loss_|client_tuned_loss_)|epsilon"
@@ -305,7 +304,7 @@ def _row(group: SeedGroup, finals: Sequence[float], metric: str, target: float |
         places = [place for place, value in curve.items() if target is not None and sign * value >= sign * target]
         if places:
             reached.append({axis: x[places[0]] for axis, x in spent(run.records).items()})
-    costs = {axis: Spread.of([one[axis] for one in reached if axis in one]) for axis in COSTS}
+    costs = {axis: Spread.of([one[axis] for one in reached if axis in one]) for axis in UNITS if axis != "seconds"}
     return Row(group, final, best, len(reached), {axis: cost for axis, cost in costs.items() if cost is not None})
 
 
@@ -369,7 +368,7 @@ def table_of(comparison: Comparison, rows: Sequence[Row]) -> dict[str, list[str]
     if target is not None:
         goal = f"{100 * target:g} %" if scale == 100 else f"{target:g}"
         for axis in dict.fromkeys(axis for row in rows for axis in row.costs) or ["round"]:
-            columns[f"{COSTS[axis]} to {goal}"] = [_cost_text(row, axis) for row in rows]
+            columns[f"{UNITS[axis]} to {goal}"] = [_cost_text(row, axis) for row in rows]
     return columns
 
 

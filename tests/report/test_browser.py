@@ -86,7 +86,7 @@ def drawn(page: Any, figure: str) -> list[dict[str, Any]]:
 def test_every_figure_is_drawn_and_every_section_is_there(chromium: Any, page_file: Path) -> None:
     with opened(chromium, page_file, DESK) as page:
         assert page.locator("h1").inner_text() == "four <b>runs</b>"
-        wanted = ["Curves", "Results", "Settings", "Participation", "Clients", "Warnings and runs"]
+        wanted = ["Curves", "Results", "Settings", "Participation", "Clients", "Runs"]
         assert page.locator("main h2").all_inner_texts() == wanted
         for figure in page.locator("figure").all():
             assert figure.locator("canvas").bounding_box()["height"] > 50, figure.get_attribute("id")
