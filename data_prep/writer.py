@@ -42,8 +42,6 @@ from fedmpi.data.schema import (
     shard_name,
     wrong_target,
 )
-from fedmpi.data.statistics import TESTING, TRAINING, class_notes
-from fedmpi.data.statistics import VALIDATION as VALIDATION_PART
 
 _HOLD_OUT_STREAM = 1  # the partition itself draws from stream 0
 
@@ -153,7 +151,6 @@ def _write(plan: ShardPlan, folder: Path, seed: int, command: str) -> Manifest:
             _fill_shard(plan, first, last, path)
             pending.append(finisher.submit(entry, path, first, last - first, count))
         train = tuple(file.result() for file in pending)
-    rows = {TRAINING: plan.rows}
     val: ShardFile | None = None
     if len(plan.held):
         offsets, path = plan.held_offsets, folder / VALIDATION
@@ -161,19 +158,15 @@ def _write(plan: ShardPlan, folder: Path, seed: int, command: str) -> Manifest:
             if offsets is not None:
                 store(h5, OFFSETS, offsets)
                 store(h5, CLIENT_IDS, plan.client_ids)
-            rows[VALIDATION_PART] = plan.held
             _stream(h5, raw, plan.held, target_dtype(raw))
         val = entry(path, 0, 0 if offsets is None else len(offsets) - 1, len(plan.held))
-    rows[TESTING] = raw.test
+    tested = raw.test
     if partition.balanced_test and raw.has_classes:
-        rows[TESTING] = raw.test[balanced_rows(raw.y[raw.test], raw.classes, partition.test_total)]
+        tested = raw.test[balanced_rows(raw.y[raw.test], raw.classes, partition.test_total)]
     with new_h5(folder / TEST) as h5:
         dtype = np.dtype(np.int64) if raw.has_classes else target_dtype(raw)
-        _stream(h5, raw, rows[TESTING], dtype)
-    test = entry(folder / TEST, samples=len(rows[TESTING]))
-    notes: tuple[str, ...] = ()
-    if raw.has_classes:
-        notes = class_notes({part: raw.y[some] for part, some in rows.items()}, raw.class_names)
+        _stream(h5, raw, tested, dtype)
+    test = entry(folder / TEST, samples=len(tested))
     return Manifest(
         dataset=raw.name,
         partition=partition.law,
@@ -194,7 +187,7 @@ def _write(plan: ShardPlan, folder: Path, seed: int, command: str) -> Manifest:
         licence=raw.licence,
         citation=raw.citation,
         command=command,
-        notes=(*raw.notes, *partition.notes, *notes),
+        notes=(*raw.notes, *partition.notes),
         understood=raw.understood,
     )
 

@@ -21,7 +21,7 @@ from fedmpi.common.registry import resolve
 from fedmpi.common.types import AnyArray, Ints
 from fedmpi.data.schema import DataDescription, Manifest, Modality, ShardFile, first_problem, wrong_target
 from fedmpi.data.shards import Samples, ShardStore, shard_in_memory
-from fedmpi.data.statistics import TESTING, TRAINING, VALIDATION, class_notes, statistics
+from fedmpi.data.statistics import statistics
 
 Targets = Literal["classification", "tokens", "multilabel", "regression"]
 
@@ -212,8 +212,8 @@ class ClientArrays:
 
     def _parts(self) -> dict[str, Samples]:
         """Return features and targets of each part by its name."""
-        parts = {TRAINING: (self.x, self.y), TESTING: self.test}
-        return parts if self.val is None else parts | {VALIDATION: self.val}
+        parts = {"training": (self.x, self.y), "test": self.test}
+        return parts if self.val is None else parts | {"validation": self.val}
 
     def _part(self, what: str, x: Any, y: Any) -> Samples:
         """Return features and targets of a part as they are kept; `what` comes before x and y in messages."""
@@ -279,8 +279,6 @@ class ClientArrays:
 
     def _manifest(self) -> Manifest:
         clients, samples, classes = len(self.offsets) - 1, len(self.x), self.description.classes
-        names = tuple(map(str, range(classes))) if self.description.labeled else ()
-        labels = {part: y for part, (_, y) in self._parts().items()}
         test_x, test_y = self.test
         return Manifest(
             dataset=self.name,
@@ -290,14 +288,13 @@ class ClientArrays:
             clients=clients,
             samples=samples,
             classes=classes,
-            class_names=names,
+            class_names=tuple(map(str, range(classes))) if self.description.labeled else (),
             description=self.description,
             train=(ShardFile("", self.x.nbytes + self.y.nbytes, self.digest, 0, clients, samples),),
             test=ShardFile("", test_x.nbytes + test_y.nbytes, "", samples=len(test_y)),
             val=None if self.val is None else ShardFile("", self.val[0].nbytes, "", samples=len(self.val[1])),
             empty_clients=int((np.diff(self.offsets) == 0).sum()),
             command="in memory",
-            notes=class_notes(labels, names) if names else (),
         )
 
 

@@ -113,26 +113,13 @@ def dirichlet_by_class(
     rounding = np.random.Generator(bits.jumped())  # so that the shares do not depend on their rounding
     owner = np.zeros(len(labels), np.int32)
     for _ in range(attempts):
-        owner = _dirichlet_owner(labels, classes, clients, alpha, generator, rounding)
+        for members in _shuffled_classes(labels, classes, generator):
+            counts = systematic_counts(generator.dirichlet(np.full(clients, alpha)), len(members), rounding)
+            owner[members] = np.repeat(np.arange(clients, dtype=np.int32), counts)
         if len(np.unique(owner)) == clients:
             break
     filled = fill_empty(owner, clients, generator) if fill else 0
     return *group_by_owner(owner, clients, generator), filled
-
-
-def _dirichlet_owner(
-    labels: Ints,
-    classes: int,
-    clients: int,
-    alpha: float,
-    generator: np.random.Generator,
-    rounding: np.random.Generator,
-) -> npt.NDArray[np.int32]:
-    owner = np.zeros(len(labels), np.int32)
-    for members in _shuffled_classes(labels, classes, generator):
-        counts = systematic_counts(generator.dirichlet(np.full(clients, alpha)), len(members), rounding)
-        owner[members] = np.repeat(np.arange(clients, dtype=np.int32), counts)
-    return owner
 
 
 def _shuffled_classes(labels: Ints, classes: int, generator: np.random.Generator) -> Iterator[Ints]:

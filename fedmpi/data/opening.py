@@ -21,7 +21,7 @@ from pydantic import Field
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import DIGITS, SOURCE, Chosen, in_memory, is_digits, register
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.common.types import AnyArray, Ints
+from fedmpi.common.types import Ints
 
 if TYPE_CHECKING:
     from fedmpi.data.shards import ShardStore
@@ -99,20 +99,17 @@ def open_digits(options: DigitsOptions) -> ShardStore:
     return store
 
 
-def load_digits_split() -> tuple[npt.NDArray[np.uint8], Ints, npt.NDArray[np.uint8], Ints]:
-    """Training and test features and labels: every fifth image of a class, in the data set's order, is for testing."""
-    images, labels = _images_and_labels()
-    test = np.zeros(len(labels), bool)
-    for label in range(CLASSES):
-        test[np.flatnonzero(labels == label)[TEST_EVERY - 1 :: TEST_EVERY]] = True
-    features = images.reshape(-1, 1, 8, 8).astype(np.uint8)
-    return features[~test], labels[~test], features[test], labels[test]
-
-
 @cache
-def _images_and_labels() -> tuple[AnyArray, Ints]:
-    """Pixels (1797, 64) and labels, from the file that comes with scikit-learn, which is slow to import; read once."""
+def load_digits_split() -> tuple[npt.NDArray[np.uint8], Ints, npt.NDArray[np.uint8], Ints]:
+    """Training and test features and labels: every fifth image of a class, in the data set's order, is for testing.
+
+    They are read from the file that comes with scikit-learn, which is slow to import.
+    """
     package = find_spec("sklearn")
     assert package is not None and package.origin is not None
     table = np.loadtxt(Path(package.origin).with_name("datasets") / "data" / "digits.csv.gz", np.uint8, delimiter=",")
-    return table[:, :-1], table[:, -1].astype(np.int64)
+    features, labels = table[:, :-1].reshape(-1, 1, 8, 8), table[:, -1].astype(np.int64)
+    test = np.zeros(len(labels), bool)
+    for label in range(CLASSES):
+        test[np.flatnonzero(labels == label)[TEST_EVERY - 1 :: TEST_EVERY]] = True
+    return features[~test], labels[~test], features[test], labels[test]

@@ -179,20 +179,16 @@ class Metric:
         """Return the sums over a batch by name, on the CPU: integers as int64, other numbers as float64."""
         if self.part.foreign:  # a custom metric may change its arguments
             outputs, targets = outputs.clone(), targets.clone()
-        with calling(self.part):
+        with calling(self.part):  # also of values that are no numbers
             found = self._metric(outputs, targets)
-        if not isinstance(found, Mapping) or not found:
-            problem = f'returned a {type(found).__name__}: return a dictionary of sums over samples, {{"name": sum}}'
-            raise refuse_result(self.part, problem)
-        return {str(name): self._summed(str(name), value) for name, value in found.items()}
-
-    def _summed(self, name: str, value: Any) -> Tensor:
-        try:
-            sums = torch.as_tensor(value).detach()
-        except (TypeError, ValueError, RuntimeError):
-            problem = f"returned a {type(value).__name__} for {name!r}: return sums, real numbers"
-            raise refuse_result(self.part, problem) from None
-        return sums.to("cpu", torch.float64 if sums.is_floating_point() else torch.int64)
+            if not isinstance(found, Mapping) or not found:
+                problem = (
+                    f'returned a {type(found).__name__}: return a dictionary of sums over samples, {{"name": sum}}'
+                )
+                raise refuse_result(self.part, problem)
+            sums = {str(name): torch.as_tensor(value).detach() for name, value in found.items()}
+        types = {True: torch.float64, False: torch.int64}
+        return {name: value.to("cpu", types[value.is_floating_point()]) for name, value in sums.items()}
 
     def numbers(self, sums: Sums, samples: int) -> dict[str, float]:
         """Return the recorded numbers from the sums over all samples; NaN without samples."""
@@ -203,13 +199,8 @@ class Metric:
                 raise refuse_result(self.part, problem + "result(sums, samples), which makes numbers of arrays")
             return {name: float(value.item() / samples) if samples else math.nan for name, value in sums.items()}
         given = {name: value.numpy() if value.dim() else value.item() for name, value in sums.items()}
-        with calling(self.part):
-            found = own(given, samples)
-        try:
-            return {str(name): float(value) for name, value in found.items()}
-        except (AttributeError, TypeError, ValueError, RuntimeError):
-            wanted = 'return a dictionary of numbers, {"name": value}'
-            raise refuse_result(self.part, f"its result is {found!r}: {wanted}") from None
+        with calling(self.part):  # also of a result that is no dictionary of numbers
+            return {str(name): float(value) for name, value in own(given, samples).items()}
 
 
 class MetricTally:
@@ -228,14 +219,8 @@ class MetricTally:
             if metric.gathers or not parts:
                 parts.append(found)
                 continue
-            (sums,) = parts
-            if {name: sum.shape for name, sum in sums.items()} != {name: sum.shape for name, sum in found.items()}:
-                problem = (
-                    f"returned {list(found)} after {list(sums)}: return the same sums, of one shape, of every batch"
-                )
-                raise refuse_result(metric.part, problem)
-            for name, value in found.items():
-                sums[name] = sums[name] + value
+            with calling(metric.part):  # sums of other names or shapes
+                parts[0] = {name: value + found[name] for name, value in parts[0].items()}
         self.samples += len(targets)
         self.judged += len(judged[1])
 

@@ -583,11 +583,3 @@ def test_a_split_that_cannot_be_is_rejected(
 ) -> None:
     np.savez(tmp_path / "a.npz", **arrays)
     assert message in prepared(tmp_path / "a.npz", "--split", split) and not (tmp_path / "out").exists()
-
-
-def test_classes_of_one_part_alone_are_reported(prepared: Prepared, tmp_path: Path) -> None:
-    arrays = {"x": RNG.random((6, 2)), "y": list("aabbcc"), "x_test": RNG.random((3, 2)), "y_test": list("aad")}
-    np.savez(tmp_path / "a.npz", **arrays)
-    notes = " ".join(prepared(tmp_path / "a.npz")[1]["notes"])
-    assert "2 classes occur in the training part only (samples in brackets): b (2), c (2)" in notes
-    assert "1 class occurs in the test part only (samples in brackets): d (1)" in notes
