@@ -11,7 +11,6 @@ import torch
 import fedmpi
 from data_prep.augment import write_augmented
 from fedmpi import UserError
-from fedmpi.common.plan import Plan
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import load_config
 from fedmpi.config.server_tables import RebalanceTable
@@ -57,18 +56,6 @@ def test_a_class_below_the_mean_gets_the_ratio_to_the_mean_and_the_others_get_no
     np.testing.assert_array_equal(copies_per_sample(totals, 0.0, "ratio-minus-one"), [0.0, 0.0, 0.0])
     # The mean counts a missing class, which gets no copies: it is 6 here, not the 8 of the classes that exist.
     np.testing.assert_allclose(copies_per_sample(np.array([0, 4, 8, 12]), 1.0, "ratio"), [0, 1.5, 0, 0])
-
-
-def test_whole_numbers_of_copies_need_no_luck() -> None:
-    # Totals (2, 8, 20): class 0 gets exactly 5 copies a sample. Class 1 is made whole too by totals (2, 5, 23).
-    counts = np.array([[1, 0, 13], [1, 5, 10]])
-    result = rebalance(counts, 1.0, "ratio", Streams(3))
-    np.testing.assert_array_equal(result.copies, [5, 2, 0])
-    np.testing.assert_array_equal(result.class_counts, [[6, 0, 13], [6, 15, 10]])
-    np.testing.assert_array_equal(result.added, [5, 15])
-    np.testing.assert_array_equal(result.sizes, [19, 31])
-    np.testing.assert_array_equal(result.original_sizes, [14, 16])
-    assert result.overhead == 20 / 30
 
 
 def test_the_fractional_part_is_a_bernoulli_draw_of_every_sample() -> None:
@@ -160,39 +147,20 @@ def digits() -> ShardStore:
     return open_store("digits:clients=30,alpha=0.3")
 
 
-def augmented(store: ShardStore, resident_bytes: int = 0, **ranges: float) -> ClientData:
-    rebalancing = rebalance(store.class_counts(), 0.67, "ratio", STREAMS)
-    return ClientData(
-        AugmentedStore(store, rebalancing, STREAMS, RebalanceTable(**ranges)), resident_bytes=resident_bytes
-    )
-
-
-def test_stored_samples_come_first_and_copies_keep_their_label(digits: ShardStore) -> None:
-    data, plain = augmented(digits), ClientData(digits)
-    result = rebalance(digits.class_counts(), 0.67, "ratio", STREAMS)
-    assert result.added.sum() > 0
-    for client in range(digits.clients):
-        x, y = data.load(client)
-        own_x, own_y = plain.load(client)
-        assert torch.equal(x[: len(own_y)], own_x) and torch.equal(y[: len(own_y)], own_y)
-        assert len(y) == data.sizes[client]
-        np.testing.assert_array_equal(np.bincount(y.numpy(), minlength=10), result.class_counts[client])
-
-
-@pytest.mark.parametrize("resident_bytes", [0, 1 << 20])
-def test_rows_are_the_same_however_they_are_read(digits: ShardStore, resident_bytes: int) -> None:
-    data, reference = augmented(digits, resident_bytes), augmented(digits)
-    data.load(4)
-    generator = np.random.default_rng(0)
-    rows = [generator.permutation(int(data.sizes[client]))[:7] for client in (4, 2, 9)]
-    offsets = np.cumsum(np.concatenate(([0], data.sizes)))
-    every = np.arange(offsets[2], offsets[3])
-    x, y = data.load_positions(np.concatenate((offsets[4] + rows[0], every, offsets[9] + rows[2])))
-    parts = [data.load(4, rows[0]), data.load(2), data.load(9, rows[2])]
-    assert torch.equal(x, torch.cat([part[0] for part in parts]))
-    assert torch.equal(y, torch.cat([part[1] for part in parts]))
-    assert torch.equal(data.load_positions(offsets[9] + rows[2])[0], reference.load(9, rows[2])[0])
-    assert torch.equal(reference.load(4)[0][torch.from_numpy(rows[0])], parts[0][0])
+def test_rows_are_the_same_however_they_are_read(digits: ShardStore) -> None:
+    rebalancing = rebalance(digits.class_counts(), 0.67, "ratio", STREAMS)
+    store = AugmentedStore(digits, rebalancing, STREAMS, RebalanceTable())
+    keeping, reading = (ClientData(store, resident_bytes=budget) for budget in (1 << 20, 0))
+    offsets, generator = store.offsets, np.random.default_rng(0)
+    asked = {client: generator.permutation(int(store.sizes[client]))[:7] for client in (4, 2, 9)}
+    asked[3] = np.arange(store.sizes[3])
+    keeping.load(4)
+    positions = np.concatenate([offsets[client] + rows for client, rows in asked.items()])
+    for data in (keeping, reading):
+        parts = [data.load(client, rows) for client, rows in asked.items()]
+        for together, some in zip(data.load_positions(positions), zip(*parts, strict=True), strict=True):
+            assert torch.equal(together, torch.cat(some))
+    assert torch.equal(reading.load(4)[0][torch.from_numpy(asked[4])], reading.load(4, asked[4])[0])
 
 
 def image_folder(folder: Path) -> Path:
@@ -271,42 +239,3 @@ def test_what_does_not_fit_the_shards_is_rejected(
 ) -> None:
     with pytest.raises(UserError, match=reason):
         Experiment.connect(load_config(None, settings(folders[which], *more)))
-
-
-def test_the_ranges_of_the_configuration_reach_the_copies(folders: tuple[Path, Path]) -> None:
-    names = ("rotation", "shear", "shift", "zoom")
-    still = experiment(folders[0], *(f"rebalance.{name}=0" for name in names))
-    moved, default = experiment(folders[0], "rebalance.shift=0.3"), experiment(folders[0])
-    client = int(np.argmax(default.data.sizes - open_folder(folders[0]).sizes))
-    images = [one.data.load(client)[0] for one in (still, moved, default)]
-    originals = len(open_folder(folders[0]).client(client)[1])
-    assert all(torch.equal(images[0][:originals], one[:originals]) for one in images)
-    unwarped = {tuple(image.flatten().tolist()) for image in images[0][:originals]}
-    assert all(tuple(image.flatten().tolist()) in unwarped for image in images[0][originals:])
-    assert not torch.equal(images[1], images[2])
-    assert default.config.rebalance == RebalanceTable()
-
-
-def experiment(folder: Path, *more: str) -> Experiment:
-    threads = torch.get_num_threads()
-    try:
-        return Experiment.connect(load_config(None, settings(folder, *more)))
-    finally:
-        torch.set_num_threads(threads)
-
-
-@pytest.mark.parametrize("sampling", [[], ["samples.sampler=bernoulli", "samples.budget=60"]])
-def test_copies_weigh_or_not_as_configured(folders: tuple[Path, Path], sampling: list[str]) -> None:
-    plan_of_all = Plan(0, 0.1, np.arange(8), np.ones(8), per_sample=True, normalize=True, probability=0.5)
-    sizes = open_folder(folders[0]).sizes
-    for weights in ("augmented", "original"):
-        one = experiment(folders[0], *sampling, f"rebalance.weights={weights}")
-        tasks = one.trainer.worker.tasks(plan_of_all, np.arange(8))
-        effective = one.data.sizes
-        for task in tasks:
-            rows = np.arange(effective[task.client]) if task.rows is None else task.rows
-            counted = rows if weights == "augmented" else rows[rows < sizes[task.client]]
-            assert task.coefficient == len(counted)
-        assert any(task.coefficient < effective[task.client] for task in tasks) == (
-            weights == "original" or bool(sampling)
-        )
