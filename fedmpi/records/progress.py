@@ -13,24 +13,13 @@ from typing import Any
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
-from fedmpi.common.errors import (
-    UNWRITABLE,
-    ClientFailure,
-    ComponentFailure,
-    Divergence,
-    RanksDisagree,
-    UserError,
-    on_one_line,
-    raised,
-)
+from fedmpi.common.errors import UNWRITABLE, UserError, raised
 from fedmpi.common.files import is_locked
 from fedmpi.common.terminal import console, on_terminal, paragraph, readable_duration
 from fedmpi.config.loading import read_toml
-from fedmpi.records.history import Record, read_records, read_summary
+from fedmpi.records.history import SCORES, Record, read_records, read_summary
 
 log = logging.getLogger("fedmpi")
-SELF_EXPLANATORY = (UserError, Divergence, ClientFailure, ComponentFailure, RanksDisagree)
-"""Exceptions with a message that needs no type."""
 
 
 # --- rounds on the terminal ---
@@ -131,26 +120,17 @@ def show_summary(summary: Record, folder: str) -> None:
 
 
 def _scores(summary: Record) -> dict[str, str]:
-    """Return final scores on each evaluated part, the best round, and the spread of the clients' scores."""
-    final, rows = summary["final"], {}
+    """Return the final scores on each evaluated part and on clients, and those of the best round."""
     best = f"round {(summary['best_round'] or 0) + 1}"
     best += ", the best on validation" if summary["best_chosen_on"] == "val" else ""
-    for key, value in final.items():
-        if key.startswith(("test_", "val_")):
-            rows[_title(key)] = _number(value)
+    rows = {key: _number(value) for key, value in summary["final"].items() if key.startswith(SCORES)}
     for key, value in summary.items():
         if key.startswith(("best_test_", "best_val_")) and value is not None:
-            rows[_title(key)] = f"{_number(value)} ({best})"
-    for score, name in (("accuracy", "clients' accuracy"), ("tuned_accuracy", "fine-tuned"), ("loss", "clients' loss")):
-        parts = ("mean", "std", "worst10", "best10", "jain")
-        mean, deviation, worst, top, jain = (_number(final.get(f"client_{score}_{part}")) for part in parts)
-        if mean != "-" and not (score == "loss" and "clients' accuracy" in rows):
-            rows[name] = f"{mean} ± {deviation}, worst 10 % {worst}, best 10 % {top}, Jain {jain}"
-    return rows
-
-
-def _title(key: str) -> str:
-    return key.replace("_", " ").replace("val ", "validation ").replace("macro f1", "macro-F1")
+            rows[key] = f"{_number(value)} ({best})"
+    return {
+        key.replace("_", " ").replace("val ", "validation ").replace("macro f1", "macro-F1"): text
+        for key, text in rows.items()
+    }
 
 
 def _number(value: float | None) -> str:
@@ -201,8 +181,7 @@ class RunLog(logging.FileHandler):
 
     def failed(self, error: Exception) -> None:
         """Log the error that ends the run to the file only."""
-        why = on_one_line(str(error)) if isinstance(error, SELF_EXPLANATORY) else raised(error)
-        self.handle(log.makeRecord(log.name, logging.ERROR, __file__, 0, "ended by: %s", (why,), None))
+        self.handle(log.makeRecord(log.name, logging.ERROR, __file__, 0, "ended by: %s", (raised(error),), None))
 
     def close(self) -> None:
         """Restore the logger, and close the file."""

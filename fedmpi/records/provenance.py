@@ -30,7 +30,7 @@ import fedmpi
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import make_folder, read_plain, write_whole
 from fedmpi.common.imports import NOT_THEIRS
-from fedmpi.common.registry import Component, in_memory, is_digits
+from fedmpi.common.registry import Component
 from fedmpi.config import Config
 from fedmpi.config.keys import components_of
 from fedmpi.config.loading import dotted, read_toml
@@ -46,11 +46,8 @@ CONFIGURATION, SHARDS = "config.toml", "data.source"
 MARK = "# data.source has the sha256 "
 """Start of the first line of config.toml if the data are a folder of shards."""
 MAY_CHANGE = ("rounds", "data.verify", "evaluation.", "checkpoint.", "cluster.", "logging.")
-NOT_WITH_THESE = {
-    "logging.diagnostics": "it counts from round 0 on",
-    "evaluation.clients": "it counts from round 0 on how often clients are used",
-    "evaluation.fine_tune": "all rows about clients have the same columns",
-}
+MUST_STAY = ("logging.diagnostics", "evaluation.clients", "evaluation.fine_tune")
+"""Exceptions from `MAY_CHANGE`: they count from round 0 on, or add columns to the table of clients."""
 
 
 # --- versions ---
@@ -206,7 +203,7 @@ def _own_file(name: str) -> Path | None:
 
 def data_mark(config: Config, digest: str) -> str:
     """Return the first line of config.toml; "" for data that are not in a folder."""
-    return f"{MARK}{digest}\n" if _is_folder(config.data.source.choice) else ""
+    return f"{MARK}{digest}\n" if digest_of(config.data.source.choice) == digest else ""
 
 
 def recorded_digest(run: Path) -> str | None:
@@ -221,7 +218,7 @@ def recorded_digest(run: Path) -> str | None:
 def digest_of(shards: Any) -> str | None:
     """Return the checksum of a folder of shards; None if there is no such folder."""
     try:
-        return read_manifest(Path(shards)).digest if _is_folder(shards) else None
+        return read_manifest(Path(shards)).digest if isinstance(shards, str | Path) else None
     except UserError:
         return None
 
@@ -239,10 +236,6 @@ def refuse_other_shards(path: Path, config: Config) -> None:
         )
 
 
-def _is_folder(shards: Any) -> bool:
-    return isinstance(shards, str | Path) and not is_digits(shards) and not in_memory(shards)
-
-
 # --- settings changed by a resumed run ---
 
 
@@ -255,21 +248,12 @@ def changes_since(path: Path, config: Config) -> list[tuple[str, str, str]]:
     refused = []
     for key, there, here in differing:
         same = key == SHARDS and recorded_digest(path.parent) == digest_of(config.data.source.choice) is not None
-        reason = None if same else _why_not(key, config)
-        if reason is not None:
-            refused.append(f"{key}: {there} there, {here} here{reason}")
+        on_rounds = key == "rounds" and config.local.schedule.name == "cosine"  # all learning rates depend on it
+        if not same and (key in MUST_STAY or on_rounds or not key.startswith(MAY_CHANGE)):
+            refused.append(f"{key}: {there} there, {here} here")
     if refused:
         raise UserError(
             f"{path} differs from the configuration given in what a run cannot change ({'; '.join(refused)}). Resume "
             "with the same, or choose another --out"
         )
     return differing
-
-
-def _why_not(key: str, config: Config) -> str | None:
-    """Return None if a run may change the key; else the reason, "" if it is plain."""
-    if key in NOT_WITH_THESE:
-        return f" ({NOT_WITH_THESE[key]})"
-    if key == "rounds" and config.local.schedule.name == "cosine":
-        return " (with local.schedule = cosine all learning rates depend on it)"
-    return None if key.startswith(MAY_CHANGE) else ""

@@ -43,7 +43,7 @@ class Recorder:
         self.config = config
         self.history = History(config)
         self.checkpoints = folder / "checkpoints"
-        self._mark = data_mark(config, data).encode() if data else b""
+        self._mark = data_mark(config, data).encode()
         self._sources = part_sources(config, warns=True)
         self._changes: list[tuple[str, str, str]] = []
         self._tensorboard: TensorBoard | None = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import re
 from pathlib import Path
 from typing import Any
 
@@ -232,7 +231,7 @@ def test_a_stopped_run_continues_with_its_rows_and_misses_those_that_are_gone(tm
     with pytest.raises(UserError, match=r"clients\..* cannot be read .*damaged"):
         read_clients(run)
     path.write_bytes(content)
-    with pytest.raises(UserError, match=re.escape("it counts from round 0")):
+    with pytest.raises(UserError, match="cannot change .evaluation.clients: "):
         run_into(run, *VIEWED, "evaluation.clients=participants", resume=True)
     assert run_into(run, *VIEWED, resume=True) == 0
     one, other, loaded = read_clients(whole), read_clients(run), fedmpi.load_run(run).clients

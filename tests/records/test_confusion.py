@@ -14,7 +14,7 @@ from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 import fedmpi
 from fedmpi.data.opening import open_store
 from fedmpi.data.source import ClientData
-from fedmpi.records.tables import CLASSES, CONFUSION, Confusion
+from fedmpi.records.tables import CLASSES, CONFUSION
 
 SETTINGS = {"rounds": 2, "clients.count": 5, "model.hidden": [8], "cluster.threads": 1, "checkpoint.every": 1}
 
@@ -52,12 +52,3 @@ def test_validation_samples_are_not_among_them(tmp_path: Path):
     settings = {"rounds": 1, "clients.sampler": "all", "evaluation.on": "both", "cluster.threads": 1}
     found = matrix(fedmpi.run("fedavg", settings, data=data, out=tmp_path / "RUN").folder)
     assert found.sum(axis=1).tolist() == [7, 7, 7] and [*found.columns] == ["0", "1", "2"]
-
-
-def test_names_with_commas_and_quotes_come_back(tmp_path: Path):
-    made = Confusion(np.array([[3, 1], [0, 5]]), ('a,"b"', "c\nd"))
-    for name, content in made.files().items():
-        (tmp_path / name).write_bytes(content)
-    found = matrix(tmp_path)
-    assert (*found.columns,) == made.names
-    np.testing.assert_array_equal(found, made.counts)
