@@ -1,16 +1,10 @@
-"""The commands: train, sweep, compare, report, export, watch, submit, doctor, prepare, check, presets, components,
-config, inspect, estimate.
-
-Exit codes: 0 done, 1 other failure, 2 wrong user input (one sentence, no traceback), 75 stopped by a signal after
-saving.
-"""
+"""The commands. Each returns its exit code (see `process.exit_codes`); None is 0."""
 
 from __future__ import annotations
 
 import gc
 import sys
-import time
-from contextlib import suppress
+from datetime import datetime
 from inspect import unwrap
 from pathlib import Path
 from typing import Annotated, Any
@@ -86,13 +80,9 @@ def train(
         loaded = _load(config, settings)
         if config is not None:
             refuse_other_shards(config, loaded)
-        folder = out or _new_folder(config.stem if config is not None else loaded.preset or "run")
-        try:
-            return _train(context.obj, loaded, folder, resume)
-        finally:
-            if out is None:
-                with suppress(OSError):
-                    folder.rmdir()  # if the run was rejected before it wrote anything
+        name = config.stem if config is not None else loaded.preset or "run"
+        folder = out or Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S-%f}"
+        return _train(context.obj, loaded, folder, resume)
 
 
 def _train(interrupt: Interrupt | None, loaded: Config, folder: Path, resume: bool) -> int:
@@ -415,7 +405,7 @@ def submit(
         return
     if config is None and not settings:
         _load(config, settings)  # rejects a wrong configuration
-    folder = out or Path("runs") / f"{config.stem if config else 'job'}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = out or Path("runs") / f"{config.stem if config else 'job'}-{datetime.now():%Y%m%d-%H%M%S}"
     with sources_of(config):
         ready = submission.prepare_submission(config, settings or [], folder, nodes, ranks, gpus, limit, array)
     if dry_run:
@@ -453,20 +443,3 @@ def _load(config: Path | None, settings: list[str] | None) -> Config:
     if config is None and not settings:
         raise UserError("nothing to run. Give a CONFIG.toml or --set preset=NAME (`fedmpi presets` lists the names)")
     return load_config(config, settings or [])
-
-
-def _new_folder(name: str) -> Path:
-    """Make a folder for a run without --out, on rank 0; two runs that start in one second have different ones."""
-    first = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    if world_rank() not in (0, None):
-        return first  # the folder of rank 0 counts
-    folder, number = first, 1
-    while True:
-        try:
-            folder.mkdir(parents=True)
-            return folder
-        except FileExistsError:
-            number += 1
-            folder = first.with_name(f"{first.name}-{number}")
-        except OSError as error:
-            raise UserError(f"cannot make the folder {folder} ({error.strerror}). Choose one by --out") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -14,8 +13,6 @@ from fedmpi.common.errors import UserError
 
 if TYPE_CHECKING:
     import torch
-
-log = logging.getLogger(__name__)
 
 MOST_CORES = 4096
 MOST_THREADS = "FEDMPI_MOST_THREADS"

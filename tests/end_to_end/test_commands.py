@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedmpi import presets
-from fedmpi.cli import _new_folder, app
+from fedmpi.cli import app
 from fedmpi.config import Preset
 from fedmpi.config.loading import dotted
 from tests.end_to_end.runs import records
@@ -43,16 +43,6 @@ def test_the_example_of_every_preset_learns_the_digits(preset: Preset, tmp_path:
     assert recorded[-1]["test_accuracy"] > 0.6
     log = (tmp_path / "run" / "run.log").read_text()
     assert all(f"{key} = {value}" in log for key, value in dotted(preset.digits).items())
-
-
-def test_runs_without_a_name_that_start_together_have_different_folders(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("time.strftime", lambda form: "now")
-    made = [_new_folder("fedavg") for _ in range(3)]
-    assert [folder.name for folder in made] == ["fedavg-now", "fedavg-now-2", "fedavg-now-3"]
-    assert all(folder.is_dir() for folder in made)
 
 
 def test_config_prints_the_complete_configuration_as_toml(tmp_path: Path):
