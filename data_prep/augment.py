@@ -16,7 +16,7 @@ from data_prep.writer import write_shards
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
 from fedmpi.common.types import AnyArray, Ints
-from fedmpi.config.server_tables import RebalanceTable
+from fedmpi.config.tables import RebalanceTable
 from fedmpi.data.augmentation import ORIGINAL_COUNTS, AugmentedStore, Rebalancing, rebalance
 from fedmpi.data.shards import open_folder
 

@@ -13,7 +13,7 @@ from fedmpi.clients.cohort import Cohort, StrataSummary
 from fedmpi.common.apportionment import places_within
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
-from fedmpi.config.server_tables import DevicesTable, LognormalRate, Rate, RateClasses
+from fedmpi.config.tables import DevicesTable, LognormalRate, Rate, RateClasses
 
 RATES = {"speed": 1e3, "upload": 1e6, "download": 4e6}
 """Default medians: samples per second, bytes per second from and to a client."""

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
-from fedmpi.config.client_tables import CompressedGradient, Norms
+from fedmpi.config.tables import CompressedGradient, Norms
 
 CELLS = 128  # up to this many values the dynamic program uses every value: the result is the global optimum
 MAX_ITERATIONS = 300

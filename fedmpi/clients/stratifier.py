@@ -24,8 +24,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
-from fedmpi.config.client_tables import LabelHistogram, OpticsClustering
-from fedmpi.config.tables import stratification
+from fedmpi.config.tables import LabelHistogram, OpticsClustering, stratification
 from fedmpi.mpi import Cluster
 
 Matrix = NDArray[np.floating]

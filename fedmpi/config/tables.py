@@ -5,40 +5,508 @@ Every published method is a choice of these (a preset). Any other choice is vali
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from fedmpi.common.calling import calling
 from fedmpi.common.errors import UserError
-from fedmpi.common.registry import MARKS, Chosen, Component
-from fedmpi.config.base import Count, Table, chooses
-from fedmpi.config.client_tables import (
-    ClientsTable,
-    DataTable,
-    LabelHistogram,
-    LocalTable,
-    Model,
-    Norms,
-    SamplesTable,
-    Strata,
-    TaskTable,
-)
-from fedmpi.config.server_tables import (
-    CheckpointTable,
-    ClusterTable,
-    Devices,
-    EvaluationTable,
-    LoggingTable,
-    PrivacyTable,
-    Rebalance,
-    ServerTable,
-    Star,
-    Topology,
+from fedmpi.common.options import OWN, not_with, only_with
+from fedmpi.common.registry import DIGITS, MARKS, SERVICES, SOURCE, Chosen, Component
+from fedmpi.common.task_kinds import KINDS
+from fedmpi.config.base import (
+    Count,
+    Decay,
+    NonNegative,
+    Positive,
+    Probability,
+    Share,
+    Table,
+    Variants,
+    WholeOrZero,
+    chooses,
+    chooses_several,
+    switch,
 )
 
 PLAIN = "plain"
+OF_GRADIENTS = not_with("clients.sampler.features", "label-histogram")
+BERNOULLI = only_with("samples.sampler", "bernoulli")
+PRIVATE = not_with("samples.size.estimate", "exact")
+WEIGHED_BY_SIZE = only_with("server.weights", "samples", "normalized", "unbiased", "literal")
+WARPED = only_with("rebalance.mode", "virtual")
+CLIPPED = not_with("privacy.clip_norm", None)
+VIEWING = not_with("evaluation.clients", None)
+
+
+class DataTable(Table):
+    """The data."""
+
+    source: Annotated[Chosen, chooses(SOURCE, DIGITS)] = Chosen(SOURCE, DIGITS)
+    """Folder written by `python -m data_prep`; digits: the 1,797 embedded handwritten digits of scikit-learn (options
+    clients, partition, alpha, seed); or a custom "package.module:function": function(**options) returns
+    ClientArrays."""
+    verify: bool = False
+    """Check the SHA-256 of every shard before training."""
+    normalize: bool = True
+    """Standardize features by the data set's mean and deviation; false: bytes become [0, 1], other numbers stay."""
+
+
+class LoraTable(Table):
+    """Small matrices that are trained instead of a model's parameters."""
+
+    rank: Annotated[Count, Field(le=65_536)] = 4
+    """r, rows of A and columns of B."""
+    alpha: Positive = 8.0
+    """α: what the matrices add is multiplied by α / r."""
+    targets: tuple[str, ...] = ()
+    """Linear layers that get such matrices: names as in the state dict, the ends of such names, or patterns (* and ?).
+    No names = all."""
+
+
+class ModelOptions(Table):
+    """Options that every model has."""
+
+    lora: LoraTable
+
+
+def _model(value: Any) -> Chosen:
+    """Return the chosen model; its options are checked when it is built, except for those of LoRA."""
+    chosen = Chosen.read("model", value, "mlp")
+    if chosen.given.get("lora") is None:
+        return chosen
+    common = ModelOptions.model_validate({"lora": chosen.given["lora"]})
+    return Chosen("model", chosen.choice, {**chosen.given, **common.model_dump()})
+
+
+Model = Annotated[Chosen, BeforeValidator(_model)]
+
+
+class TaskTable(Table):
+    """The task: its kind, loss and metrics."""
+
+    kind: Literal["classification", "tokens", "multilabel", "regression"] = "classification"
+    """classification: one of C classes a sample; tokens: one at each of its positions, -1 where none counts (next word,
+    next character); multilabel: any of C labels; regression: numbers. The data say which they are for."""
+    loss: Annotated[Chosen, chooses("loss", "cross-entropy")] = Chosen("loss", "cross-entropy")
+    """Loss. Classification and tokens: cross-entropy; label-smoothing (option smoothing). Multilabel: bce, binary
+    cross-entropy of each label. Regression: mse. The first of each is the default. Or a custom
+    "package.module:function": function(outputs (b, …), targets (b, …)) -> (b,), one value per sample."""
+    metrics: Annotated[tuple[Chosen, ...], chooses_several("metric")] = ()
+    """Metrics of the global model in addition to those of its kind (classification: accuracy and macro-f1; tokens:
+    accuracy and perplexity; multilabel: accuracy, macro-f1, mean-average-precision; regression: mae, rmse, r2): top-k
+    (option k); perplexity; or a custom "package.module:function": function(outputs, targets) -> dict of sums over the
+    samples, recorded as means: test_NAME, val_NAME."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _loss_of_kind(cls, given: Any) -> Any:
+        """The kind's own loss where none is named."""
+        if isinstance(given, Mapping) and "loss" not in given:
+            kind = KINDS.get(str(given.get("kind", "")))
+            return given if kind is None else {**given, "loss": kind.loss}
+        return given
+
+
+class ClientsTable(Table):
+    """Client selection, availability and failures."""
+
+    sampler: Annotated[Chosen, chooses("client sampler", "uniform")] = Chosen("client sampler", "uniform")
+    """all; uniform without replacement; weighted by n_k; importance (by gradient norm); stratified; power-of-choice,
+    oort (by loss); clustered-md (by size); or a custom sampler, "package.module:object"."""
+    count: Annotated[Count | None, not_with("clients.sampler", "all")] = None
+    """Number of clients selected per round, m. Give this or `fraction`."""
+    fraction: Annotated[Probability | None, not_with("clients.sampler", "all")] = None
+    """Share of all clients selected per round."""
+    availability: Annotated[Chosen, chooses("availability", "always")] = Chosen("availability", "always")
+    """always; bernoulli: with a probability in every round; label-group: by the client's most frequent
+    class; or a custom "package.module:object": (view) -> a probability for each client."""
+    failure_rate: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Probability that a selected client's update is lost after training."""
+    over_selection: Annotated[
+        float,
+        Field(ge=1, le=1e6),
+        not_with("devices", None),
+    ] = 1.0
+    """Invite this many times the clients needed and take the first updates to arrive on the simulated clock (any of
+    those that arrive together)."""
+    attack_fraction: Annotated[Share, not_with("attack", "none")] = 0.2
+    """Share of all clients that attack whenever they are selected."""
+
+
+class SizeTable(Table):
+    """Estimate of the total number of samples, Ñ, for Bernoulli samples."""
+
+    estimate: Literal["exact", "randomized-response", "duchi", "piecewise"] = "exact"
+    """Estimation of the total size by the server: exactly, or from ε-LDP answers."""
+    epsilon: Annotated[
+        Positive,
+        Field(ge=1e-6, le=500),
+        PRIVATE,
+    ] = 3.0
+    """ε of one client's size answer."""
+    max_size: Annotated[Count, Field(ge=3), PRIVATE] = 300
+    """M: answers lie in 1 … M − 1; larger clients are clipped."""
+    clip: Annotated[bool, only_with("samples.size.estimate", "randomized-response")] = True
+    """Clip sizes at M − 1 (paper), or answer unclipped as the published code does (no ε for larger clients)."""
+    query: Literal["all", "selected"] = "all"
+    """Clients that report their size."""
+    reuse_reports: Annotated[bool, PRIVATE] = False
+    """Each client answers once and repeats that answer: ε is spent once."""
+
+
+class SamplesTable(Table):
+    """Data sampling within the selected clients."""
+
+    sampler: Annotated[Chosen, chooses("data sampler", "all")] = Chosen("data sampler", "all")
+    """all; bernoulli: each sample with K/Ñ (FedSampling); ratio: a fixed share of every client; exact: exactly K of the
+    pooled samples; or a custom data sampler, "package.module:object"."""
+    budget: Annotated[Count | None, only_with("samples.sampler", "bernoulli", "exact", OWN)] = None
+    """K, the number of samples per round."""
+    size: Annotated[SizeTable, BERNOULLI] = SizeTable()
+    """Estimation of Ñ: { estimate, epsilon, max_size, clip, query, reuse_reports }."""
+
+
+class LocalTable(Table):
+    """Local training of a selected client."""
+
+    algorithm: Annotated[Chosen, chooses("local algorithm", "plain")] = Chosen("local algorithm", "plain")
+    """plain: the optimizer's steps on the client's own loss; scaffold, feddyn, fednova; or a custom
+    "package.module:class", a fedmpi.LocalAlgorithm."""
+    optimizer: Annotated[Chosen, chooses("local optimizer", "sgd")] = Chosen("local optimizer", "sgd")
+    """sgd; adam; or a custom "package.module:object": object(parameters, lr=η, **options) returns an object with
+    step(), as a torch.optim.Optimizer, new for every client and round. Clients are then trained sequentially."""
+    lr: Positive = 0.05
+    """Learning rate η of round 0."""
+    schedule: Annotated[Chosen, chooses("schedule", "constant")] = Chosen("schedule", "constant")
+    """constant; inverse: η/(1 + t); cosine to zero over all rounds; step: times `factor` every `every` rounds; or a
+    custom "package.module:function": (lr, round, rounds) -> the round's learning rate."""
+    epochs: Annotated[Count, Field(le=10**5)] | None = None
+    """E, passes over the local data. Give this or `steps`; default 1 epoch."""
+    steps: Annotated[Count, Field(le=10**6)] | None = None
+    """Number of local steps, each on freshly drawn rows."""
+    batch_size: Count | Literal["all"] = 10
+    """B, or "all": the whole (sampled) local set as one batch."""
+    drop_last: bool = False
+    """Leave out an epoch's last batch where it has fewer than B samples. A client with fewer samples than B keeps its
+    only batch. Where the model computes batch statistics (BatchNorm), a client with one sample does not train: it
+    counts as a client without samples."""
+    proximal_mu: NonNegative = 0.0
+    """μ of FedProx (Li et al. 2020, Eq 2)."""
+    engine: Literal["auto", "sequential", "batched"] = "auto"
+    """Training engine. auto: chosen for the model; the run log gives the engine and the reason."""
+    precision: Annotated[Literal["float32", "tf32"], not_with("server.exact", True)] = "float32"
+    """Arithmetic of float32 products on a GPU: float32, or the faster TensorFloat-32 with relative errors around 1e-3.
+    Without effect on a CPU."""
+
+
+class LabelHistogram(Table):
+    """Shares of the classes among a client's samples."""
+
+    name: Literal["label-histogram"] = "label-histogram"
+
+
+class GradientFeatures(Table):
+    """FedSSO's model change after one step, or the local gradient."""
+
+    name: Literal["one-step-change", "full-gradient"]
+    probe: Literal["full", "batch", "sample"] = "full"
+    """Local data that a probe uses: all of it, one batch, one sample."""
+
+
+class CompressedGradient(Table):
+    """FedSTS's compressed gradient: every value is replaced by the nearest of d' centers (IS())."""
+
+    name: Literal["compressed-gradient"] = "compressed-gradient"
+    codebook_size: Annotated[int, Field(ge=2, le=255)] = 9
+    """d', the number of values that a compressed gradient keeps (FedSTaS, IS())."""
+    decompress: bool = True
+    """Cluster the decompressed gradients (the paper) or, if false, the d' sorted centers (the authors' code)."""
+    probe: Literal["full", "batch", "sample"] = "full"
+    """Local data that a probe uses: all of it, one batch, one sample."""
+
+
+class KMeansClustering(Table):
+    """k-means with `strata` clusters."""
+
+    name: Literal["kmeans"] = "kmeans"
+
+
+class OpticsClustering(Table):
+    """OPTICS with the ξ method, which finds the number of clusters (FedSSO)."""
+
+    name: Literal["optics"] = "optics"
+    min_samples: Annotated[Count, Field(ge=2)] = 2
+    """Neighbors that define a core client."""
+    xi: Annotated[float, Field(gt=0, lt=1)] = 0.25
+    """Steepness that bounds a cluster."""
+    outliers: Literal["nearest", "singletons", "stratum", "drop"] = "nearest"
+    """Clients in no cluster join the stratum of the nearest clustered client, become single-client strata, form one
+    common stratum, or are left out (β and the mean are then those of the others)."""
+
+
+Features = Annotated[LabelHistogram | GradientFeatures | CompressedGradient, Variants("compressed-gradient")]
+Clustering = Annotated[KMeansClustering | OpticsClustering, Variants("kmeans")]
+
+
+class Norms(Table):
+    """Measurement of gradients for samplers that draw by their norms."""
+
+    features: Features = CompressedGradient()
+    """Measurement of a client: FedSSO's one-step model change, the local gradient, FedSTS's compressed gradient,
+    label shares."""
+    refresh: WholeOrZero = 1
+    """Rounds between two stratifications; 0 = once, before the first round."""
+    refresh_clients: Annotated[Literal["all", "selected"], OF_GRADIENTS, not_with("clients.sampler.refresh", 0)] = "all"
+    """Clients whose gradients are measured again: all, or those selected in the previous round (the others' become
+    stale)."""
+    projection_above: Annotated[Count, OF_GRADIENTS] = 20_000_000
+    """Feature values (clients × parameters) above which a Johnson–Lindenstrauss projection is clustered instead."""
+
+
+class Strata(Norms):
+    """Grouping of the clients into strata."""
+
+    initial_step: bool = False
+    """Round 0 is one step of every client, from which the strata are made, too (FedSSO, Algorithm 1, lines 1-3)."""
+    clustering: Clustering = KMeansClustering()
+    """Method that groups clients into strata: k-means, or OPTICS."""
+    strata: Annotated[Count, only_with("clients.sampler.clustering", "kmeans")] = 10
+    """H, the number of strata of k-means."""
+    spread: Annotated[Literal["std", "pairwise"], only_with("clients.sampler.allocation", "neyman")] = "std"
+    """Neyman's S_h: standard deviation within the stratum, or the mean pairwise distance of the authors' code."""
+
+
+class Residuals(Table):
+    """Values that compression loses."""
+
+    error_feedback: bool = False
+    """Clients add what was lost of their last update to the next. Memory and checkpoints hold a vector per client."""
+
+
+SERVICES.update(norms=Norms, strata=Strata, residuals=Residuals)
+
+
+class Star(Table):
+    """Every selected client sends its update to the server."""
+
+    name: Literal["star"] = "star"
+
+
+class Mediators(Table):
+    """Mediators, whose groups of clients train sequentially (Astraea)."""
+
+    name: Literal["mediators"] = "mediators"
+    clients_per_mediator: Count = 10
+    """γ, the size of the largest group."""
+    epochs: Annotated[Count, Field(le=10_000)] = 1
+    """E_m, number of visits of a mediator's model to its clients in a round."""
+    regroup: Literal["once", "every-round"] = "every-round"
+    """once: group all clients once, and in every round the available ones of a group share a mediator (needs
+    clients.sampler = "all"); every-round: group each round's selected clients."""
+    scheduling: Annotated[Chosen, chooses("scheduling", "greedy")] = Chosen("scheduling", "greedy")
+    """Astraea's greedy KL (Algorithm 3); greedy followed by exchanges; random groups as a control; or a
+    custom "package.module:function": (class_counts (m, C), most, generator, target (C,)) -> mediator of each
+    selected client (m,), from 0."""
+    target: Annotated[Literal["uniform", "test"], not_with("topology.scheduling", "random")] = "uniform"
+    """Class distribution that a mediator should approximate."""
+    keep_optimizer: Annotated[bool, only_with("local.optimizer", "adam")] = False
+    """Pass the local optimizer's state (of Adam) from client to client inside a mediator."""
+
+
+Topology = Annotated[Star | Mediators, Variants("star")]
+
+
+class RebalanceTable(Table):
+    """Astraea's augmentation of scarce classes (Algorithm 2)."""
+
+    alpha: Annotated[float, Field(ge=0, le=2)] = 0.67
+    """α: (C̄/C_y)^α copies of every sample of class y; 2 is the largest that the paper tries."""
+    copies: Literal["ratio", "ratio-minus-one"] = "ratio"
+    """(C̄/C_y)^α extra copies per sample, or one less (the original counted among them)."""
+    mode: Literal["virtual", "stored"] = "virtual"
+    """virtual: copies are made while they are read, nothing is stored; stored: data.source was written by
+    `python -m data_prep augment` and holds them."""
+    weights: Annotated[Literal["augmented", "original"], WEIGHED_BY_SIZE] = "augmented"
+    """The n_k of the aggregation weights: samples with their copies, or without."""
+    rotation: Annotated[NonNegative, Field(le=180), WARPED] = 15.0
+    """Copies are rotated by up to this angle, in degrees, to either side."""
+    shear: Annotated[float, Field(ge=0, lt=90), WARPED] = 10.0
+    """Largest angle of the shear, in degrees."""
+    shift: Annotated[NonNegative, Field(le=1), WARPED] = 0.1
+    """Largest shift along each axis, as a share of the image's height or width."""
+    zoom: Annotated[Decay, WARPED] = 0.1
+    """Each axis is sampled with a factor in [1 − zoom, 1 + zoom]."""
+
+
+Rebalance = Annotated[RebalanceTable | None, switch(RebalanceTable)]
+
+
+class ServerTable(Table):
+    """Computation of the next global model from the updates."""
+
+    weights: Annotated[Chosen, chooses("weights", "samples")] = Chosen("weights", "samples")
+    """samples: n_k used; uniform: 1/m; gradient-sum: |S_k|/K (-squared: |S_k|²/K); stratified: N_h/N · mean (FedSTaS);
+    normalized: n_k/π_k, normalized, strata in their shares (FedSSO); unbiased: Horvitz–Thompson; literal: the next
+    model is (N/K) Σ ρ_k w_k (FedSSO, Eq 3)."""
+    aggregator: Annotated[Chosen, chooses("aggregator", "mean")] = Chosen("aggregator", "mean")
+    """mean, the weighted sum; median, trimmed-mean, krum (of the clients, whatever their weights), norm-clip."""
+    optimizer: Annotated[Chosen, chooses("server optimizer", "sgd")] = Chosen("server optimizer", "sgd")
+    """sgd, momentum, adagrad, adam, yogi: the server optimizer on the mean update (Reddi et al. 2020, Algorithm 2)."""
+    exact: bool = False
+    """Order-independent sums (64-bit fixed point): bit-identical on any number of ranks with equal CPUs, but slower."""
+
+
+class ConstantRate(Table):
+    """The same rate for all clients."""
+
+    name: Literal["constant"] = "constant"
+    median: Positive | None = None
+    """The rate per second: samples of a device, bytes of a link."""
+
+
+class LognormalRate(Table):
+    """Lognormal rates."""
+
+    name: Literal["lognormal"] = "lognormal"
+    median: Positive | None = None
+    """Median of the rates per second."""
+    sigma: Annotated[float, Field(ge=0, le=50)] = 1.0
+    """Standard deviation of the logarithm of the rate."""
+
+
+class RateClasses(Table):
+    """Classes of devices with a rate each."""
+
+    name: Literal["classes"] = "classes"
+    rates: tuple[Positive, ...]
+    """Rate per second of each class."""
+    shares: tuple[Share, ...]
+    """Share of each class, which sum to 1."""
+
+    @model_validator(mode="after")
+    def _check_shares(self) -> Self:
+        if not self.rates or len(self.shares) != len(self.rates) or abs(sum(self.shares) - 1) > 1e-6:
+            raise ValueError("give as many shares as rates; shares sum to 1")
+        return self
+
+
+Rate = Annotated[ConstantRate | LognormalRate | RateClasses, Variants("constant")]
+
+
+class DevicesTable(Table):
+    """Simulated clock: `virtual_seconds` of a round is when its last update taken arrived."""
+
+    speed: Rate = ConstantRate()
+    """Samples trained per second: constant (1,000), lognormal or classes."""
+    upload: Rate = ConstantRate()
+    """Bytes per second from a client: constant (1,000,000), lognormal or classes."""
+    download: Rate = ConstantRate()
+    """Bytes per second to a client: constant (4,000,000), lognormal or classes."""
+
+
+Devices = Annotated[DevicesTable | None, switch(DevicesTable)]
+
+
+class PrivacyTable(Table):
+    """Client-level differential privacy of the updates."""
+
+    clip_norm: Positive | None = None
+    """C: clip every client's update to this Euclidean norm. Their sum is divided by the planned number of participants
+    (N with clients.sampler = "all"), whichever are available and return. Unset = no privacy of updates."""
+    noise_multiplier: Annotated[NonNegative, Field(le=1e6), CLIPPED] = 0.0
+    """σ: Gaussian noise of standard deviation σ · clip_norm is added to the sum of the clipped updates. The ε reported
+    is that of replacing one client's data, which moves the sum by up to 2 · clip_norm. 0 = no noise, no ε."""
+    delta: Annotated[float, Field(ge=1e-100, lt=1), CLIPPED] = 1e-5
+    """δ at which the ε spent so far is reported; well below one over the number of clients to mean anything."""
+
+
+class ClusterTable(Table):
+    """Computation and communication of the ranks."""
+
+    device: str = "auto"
+    """auto (a GPU per rank where there are some), cpu, cuda, cuda:1, …; of one kind on all ranks."""
+    threads: Annotated[int, Field(ge=0, le=1024)] = 0
+    """Threads of one rank. 0 = the node's cores (those that the job may use) divided by its ranks, and one where a step
+    is too small for more. Name it where two runs shall agree in their last bits; with server.exact it is one."""
+    stall_timeout: Annotated[NonNegative, Field(le=10**7)] = 3600.0
+    """Seconds without a finished round after which a rank of several prints where each of its threads is and ends the
+    job with exit code 1; --resume continues from the last checkpoint. Loading the data counts as a round. 0 = never."""
+    server_trains: Literal["auto", "never", "always"] = "auto"
+    """always: rank 0 of several trains clients too; never; auto: it does when data is shared (cluster.placement) and
+    every rank of a node has a core (or GPU) that would idle otherwise. A single process always trains."""
+    placement: Literal["auto", "owner", "shared", "mediator"] = "auto"
+    """Rank that trains a selected client. owner: the one that owns its data; shared (star): any rank may map any
+    shard, so that all have equal work in every round; mediator: one rank maps all shards of a mediator. auto: shared in
+    a star whose data is small enough for every rank to keep, else owner."""
+    balance: Annotated[
+        Literal["planned", "measured"], only_with("topology", "star"), only_with("cluster.placement", "auto", "shared")
+    ] = "planned"
+    """Assignment of a shared cohort to the ranks. planned: equal samples and steps; measured: the speed of
+    every worker is learned from the seconds of past rounds. Two runs with "measured" agree only up to
+    floating-point rounding, since other workers may train other clients. With server.exact they agree bit for bit."""
+    state_memory: Annotated[NonNegative, Field(le=10**6)] = 2.0
+    """GiB of each rank's memory for what local.algorithm keeps of its clients; more goes to a temporary file in the run
+    folder, or without one in the system's folder for temporary files."""
+    reduction: Literal["auto", "window", "allreduce", "device"] = "auto"
+    """Sum updates in the node's shared memory (window), by MPI's Allreduce, or by Allreduce on tensors where they lie
+    (device: on GPUs only with a CUDA-aware MPI). auto: device where every rank has a GPU and MPI reads it, else as
+    measured sizes suggest."""
+
+
+class EvaluationTable(Table):
+    """Evaluation of the global model."""
+
+    every: Count = 1
+    """Rounds between two evaluations (the last round is always evaluated)."""
+    on: Literal["auto", "test", "val", "both"] = "auto"
+    """The test part; val: the samples held out of the clients (data_prep --val); both; auto: both where there are
+    validation samples, else test. The best round is the one with the highest accuracy on val where that is evaluated,
+    else on test."""
+    batch_size: Count | Literal["auto"] = "auto"
+    """Samples evaluated at once. auto: 2,000. On a CPU auto takes fewer if the outputs of the model's widest layer
+    exceed 8 MiB, since larger passes do not fit into the caches."""
+    target_accuracy: Probability | None = None
+    """The summary reports the first round that reached this test accuracy (with on = "val": validation accuracy)."""
+    clients: Count | Literal["all", "participants"] | None = None
+    """Clients whose own rows the global model is evaluated on, each by itself: all; participants, those of the round;
+    or a number of them, the same ones every time, drawn by the seed. Rows are those held out of them (data_prep --val),
+    or without any their training rows. Unset = none."""
+    clients_every: Annotated[Count, VIEWING] = 10
+    """Rounds between two evaluations on clients (they are always evaluated after the last round)."""
+    fine_tune: Annotated[int, Field(ge=0, le=10_000), VIEWING] = 0
+    """E: also evaluate a model of each such client's own, trained for E epochs from the global one on its training rows
+    with the run's local settings; nothing of it flows back. 0 = no."""
+
+    def parts(self, validation: bool) -> tuple[str, ...]:
+        """The parts evaluated on, of "test" and "val", for data with or without validation samples."""
+        if self.on == "both" or (self.on == "auto" and validation):
+            return ("test", "val")
+        return ("test",) if self.on == "auto" else (self.on,)
+
+
+class CheckpointTable(Table):
+    """Frequency and number of checkpoints."""
+
+    every: WholeOrZero = 10
+    """Rounds between two checkpoints; 0 = only when stopped by a signal."""
+    keep: Count = 2
+    """Number of checkpoints to keep."""
+
+
+class LoggingTable(Table):
+    """Output to terminal and files."""
+
+    tensorboard: bool = True
+    """Write TensorBoard events into the run folder."""
+    interval: NonNegative = 2.0
+    """Seconds between two progress lines when the output is no terminal."""
+    diagnostics: bool = False
+    """Record drift, gradient diversity, Γ, update norms, how evenly clients and samples are used (each client's own
+    update is then needed: no merging; two more passes over a participant's data)."""
+    participants: bool = False
+    """Record the clients that participate in each round (key `clients`: ascending numbers and ranges, "0-9 12 15")."""
 
 
 class ConfigTables(Table):

@@ -27,7 +27,7 @@ from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.task_kinds import CLASSIFICATION, KINDS
 from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
-from fedmpi.config.server_tables import EvaluationTable
+from fedmpi.config.tables import EvaluationTable
 from fedmpi.core.placement import Layout
 from fedmpi.core.worker import Trainer
 from fedmpi.data.augmentation import Rebalancing

@@ -23,8 +23,7 @@ from fedmpi.common.streams import Streams
 from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
 from fedmpi.config.checks import weighs_twice
-from fedmpi.config.server_tables import Mediators
-from fedmpi.config.tables import local_algorithm
+from fedmpi.config.tables import Mediators, local_algorithm
 from fedmpi.core.accounts import Accounts
 from fedmpi.local.optimizers import rate
 from fedmpi.mediators.groups import MediatorGroups

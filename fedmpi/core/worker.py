@@ -13,8 +13,7 @@ from fedmpi.common.apportionment import offsets_of
 from fedmpi.common.plan import Plan
 from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
-from fedmpi.config.server_tables import Mediators
-from fedmpi.config.tables import probe_of
+from fedmpi.config.tables import Mediators, probe_of
 from fedmpi.core.placement import STEP_ROWS, Homes, Layout, equal_parts, longest_first, planned_cost
 from fedmpi.core.plan import rate_of
 from fedmpi.core.reduce import RankWork, check_work

@@ -23,7 +23,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import AnyArray, Floats, Ints
 from fedmpi.config import Config
-from fedmpi.config.server_tables import RebalanceTable
+from fedmpi.config.tables import RebalanceTable
 from fedmpi.data.schema import REPREPARE, DataDescription
 from fedmpi.data.shards import ShardStore
 from fedmpi.data.source import ClientData

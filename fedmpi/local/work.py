@@ -22,7 +22,7 @@ from fedmpi.common.registry import Component
 from fedmpi.common.types import Floats, Ints
 
 if TYPE_CHECKING:
-    from fedmpi.config.client_tables import LocalTable
+    from fedmpi.config.tables import LocalTable
 
 STEPS_DRAWN_TOGETHER = 32
 LARGEST_LOSS = 2.0**40

@@ -11,7 +11,7 @@ from fedmpi.common.registry import Component
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
 from fedmpi.config import Config
-from fedmpi.config.server_tables import Mediators
+from fedmpi.config.tables import Mediators
 from fedmpi.data.augmentation import Rebalancing
 from fedmpi.data.shards import ShardStore
 from fedmpi.data.statistics import kl_divergence, pooled_counts, summarize, target_distribution

@@ -32,8 +32,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
-from fedmpi.config.server_tables import Mediators
-from fedmpi.config.tables import stratification
+from fedmpi.config.tables import Mediators, stratification
 
 SMALLEST_EPSILON, LARGEST_EPSILON = 1e-6, 500.0
 CLIPPING_WORTH_A_WARNING = 0.05

@@ -15,9 +15,7 @@ import numpy as np
 
 from fedmpi.common.plan import Plan
 from fedmpi.config import Config
-from fedmpi.config.client_tables import CompressedGradient, LabelHistogram
-from fedmpi.config.server_tables import Mediators
-from fedmpi.config.tables import further_vectors, stratification
+from fedmpi.config.tables import CompressedGradient, LabelHistogram, Mediators, further_vectors, stratification
 from fedmpi.updates.compression import upload_bits
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from data_prep.augment import write_augmented
 from fedmpi import UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import load_config
-from fedmpi.config.server_tables import RebalanceTable
+from fedmpi.config.tables import RebalanceTable
 from fedmpi.core.experiment import Experiment
 from fedmpi.data.augmentation import (
     AugmentedStore,
