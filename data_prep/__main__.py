@@ -36,7 +36,7 @@ from fedmpi.common.files import named_folder
 from fedmpi.common.options import type_text
 from fedmpi.common.registry import Component, components, resolve
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.config.server_tables import RebalanceTable
+from fedmpi.config.tables import RebalanceTable
 from fedmpi.data.opening import open_store
 from fedmpi.describe.data import show_store
 from fedmpi.mpi import read_launch
