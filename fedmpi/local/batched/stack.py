@@ -253,7 +253,7 @@ class BoundNet:
         """Read a client's batch: some of its samples (n, values), filled up if there are fewer than b."""
         into, count = self._clients_x[client], len(index)
         if count < self.rows:
-            into[count:] = 0 if self.graph is None else samples[0]
+            into[count:] = samples[0]
             into = into[:count]
         torch.index_select(samples, 0, index, out=into)
         if self._columns is not None:
@@ -315,7 +315,7 @@ class CrossEntropy:
 
 
 class PerSampleLoss:
-    """Any loss per sample, computed on the clients' flattened samples without the padding."""
+    """Any loss per sample, computed on the clients' flattened samples; padding repeats a sample and weighs 0."""
 
     def __init__(self, place: Place, outputs: Tensor, loss: Loss, description: DataDescription):
         self.loss, self.outputs = loss, outputs
@@ -326,22 +326,12 @@ class PerSampleLoss:
     def gradient(self, weights: Tensor | float, counted: Tensor | None, sums: Tensor) -> Tensor:
         """Return the gradient; see `CrossEntropy.gradient`."""
         outputs, labels = self.outputs.view(-1, *self._shape), self.labels.flatten(0, 1)
-        if counted is None:
-            losses, gradient = self._of(
-                outputs, labels, torch.full(labels.shape[:1], float(weights), dtype=outputs.dtype)
-            )
-            sums.view(-1).add_(losses)
-            return gradient.view(self.outputs.shape)
-        rows = counted.reshape(-1).nonzero().squeeze(1)
-        assert isinstance(weights, Tensor)
-        losses, gradient = self._of(outputs[rows], labels[rows], weights.reshape(-1)[rows])
-        sums.view(-1).index_add_(0, rows, losses)
-        return torch.zeros_like(outputs).index_copy_(0, rows, gradient).view(self.outputs.shape)
-
-    def _of(self, outputs: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the losses (r,) and the gradient (r, C) of Σ weights · loss, in its own memory."""
+        if isinstance(weights, float):
+            weights = outputs.new_full(labels.shape[:1], weights)
         with torch.enable_grad():
             tried = outputs.detach().requires_grad_()
             losses = self.loss.per_sample(tried, labels)
-            (gradient,) = torch.autograd.grad(losses, tried, weights.to(losses.device))
-        return losses.detach(), gradient.contiguous()
+            (gradient,) = torch.autograd.grad(losses, tried, weights.reshape(-1))
+        losses = losses.detach()
+        sums.view(-1).add_(losses if counted is None else losses * counted.reshape(-1))
+        return gradient.reshape(self.outputs.shape)
