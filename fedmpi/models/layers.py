@@ -31,25 +31,32 @@ _HALVES = 2 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).ast
 def draw_mask(
     generator: np.random.Generator, rows: int, units: int, p: float, out: NDArray[np.float32] | None = None
 ) -> NDArray[np.float32]:
-    """Return a dropout mask from whole 64-bit words of the generator.
+    """Return a dropout mask, float32 (rows, units): 1/(1 − p) where `draw_kept` keeps a unit, else 0."""
+    if out is None:
+        out = np.empty((rows, units), np.float32)
+    if p != 0.5:
+        return np.multiply(draw_kept(generator, rows, units, p), np.float32(1 / (1 - p)), out=out)
+    count = rows * units
+    drawn, whole, flat = _raw_bytes(generator, -(-count // 8)), count // 8, out.reshape(-1)
+    np.take(_HALVES, drawn[:whole], axis=0, out=flat[: 8 * whole].reshape(whole, 8), mode="clip")
+    if count % 8:
+        flat[8 * whole :] = _HALVES[drawn[whole], : count % 8]
+    return out
+
+
+def draw_kept(generator: np.random.Generator, rows: int, units: int, p: float) -> NDArray[np.bool_]:
+    """Draw the units that dropout keeps, bool (rows, units), from whole 64-bit words of the generator.
 
     It uses one bit per unit for p = 1/2, a byte if p is a multiple of 1/256, else 16 bits (p is then met to 2**-17).
     """
     count = rows * units
-    if out is None:
-        out = np.empty((rows, units), np.float32)
     if p == 0.5:
-        drawn, whole, flat = _raw_bytes(generator, -(-count // 8)), count // 8, out.reshape(-1)
-        np.take(_HALVES, drawn[:whole], axis=0, out=flat[: 8 * whole].reshape(whole, 8), mode="clip")
-        if count % 8:
-            flat[8 * whole :] = _HALVES[drawn[whole], : count % 8]
-        return out
-    if (p * 256).is_integer():
+        kept = np.unpackbits(_raw_bytes(generator, -(-count // 8)), count=count).view(np.bool_)
+    elif (p * 256).is_integer():
         kept = _raw_bytes(generator, count)[:count] >= np.uint8(p * 256)
     else:
         kept = _raw_bytes(generator, 2 * count).view("<u2")[:count] >= np.uint16(min(round(p * 65536), 65535))
-    np.multiply(kept.reshape(rows, units), np.float32(1 / (1 - p)), out=out)
-    return out
+    return kept.reshape(rows, units)
 
 
 def _raw_bytes(generator: np.random.Generator, count: int) -> Bytes:

@@ -339,3 +339,4 @@ class Feed:
                 continue
             for client, count in enumerate(counts):
                 dropout.draw(client, count, self._generators[client])
+            dropout.send()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmpi.common.types import AnyArray
-from fedmpi.models.layers import draw_mask
+from fedmpi.models.layers import draw_kept, draw_mask
 
 _threshold_backward = torch.ops.aten.threshold_backward.grad_input
 
@@ -268,8 +268,9 @@ class Squash(Layer):
 class StackedDropout(Layer):
     """Multiplication by masks from each client's own stream (`models.layers.draw_mask`), in place.
 
-    Every forward pass needs new masks (`draw`) or `keep_all` before it. On a CPU a mask is drawn in place. With columns
-    or in double precision, it is drawn into a page that all clients share and copied while the page is in the cache.
+    Every forward pass needs new masks (`draw`, then `send`) or `keep_all` before it. On a CPU a mask is drawn in place.
+    With columns or in double precision, it is drawn into a page that all clients share and copied while the page is in
+    the cache. Other devices receive the kept units as bytes before the step.
     """
 
     def __init__(self, units: int, p: float, columns: bool = False):
@@ -280,29 +281,43 @@ class StackedDropout(Layer):
         self.output, page = x, (place.rows, self.units)
         self.mask = place.take("mask", place.clients, *(page[::-1] if self.columns else page))
         self._arranged = self.mask.transpose(1, 2) if self.columns else self.mask
-        here = by_numpy(self.mask)
-        self._on_host = None if here else torch.ones(self._arranged.shape)
-        self._masks: AnyArray = (self._arranged if self._on_host is None else self._on_host).numpy()
         self._page: NDArray[np.float32] | None = None
-        if here and (self.columns or self.mask.dtype != torch.float32):
-            self._page = place.workspace.take("page", *page, dtype=torch.float32).numpy()
+        self._kept = None if by_numpy(self.mask) else Upload(self._arranged.shape, self.mask.device)
+        if self._kept is None:
+            self._masks: AnyArray = self._arranged.numpy()
+            if self.columns or self.mask.dtype != torch.float32:
+                self._page = place.workspace.take("page", *page, dtype=torch.float32).numpy()
 
     def keep_all(self) -> None:
         """Disable dropout."""
-        self._masks.fill(1)
+        if self._kept is None:
+            self._masks.fill(1)
+        else:
+            self._scale = 1.0
+            self._kept.array.fill(True)
+            self._kept.send()
 
     def draw(self, client: int, count: int, generator: np.random.Generator) -> None:
         """Draw the next mask of a client's stream, for `count` rows."""
+        if self._kept is not None:
+            self._scale = 1 / (1 - self.p)
+            self._kept.array[client, :count] = draw_kept(generator, count, self.units, self.p)
+            return
         mask = self._masks[client, :count]
         page = mask.reshape(count, self.units) if self._page is None else self._page[:count]
         drawn = draw_mask(generator, count, self.units, self.p, page)
         if self._page is not None:
             mask[:] = drawn.reshape(mask.shape)
 
+    def send(self) -> None:
+        """Send the masks that were drawn to the device."""
+        if self._kept is not None:
+            self._kept.send()
+
     def arrange(self) -> None:
-        """Copy the drawn values into `mask`."""
-        if self._on_host is not None:
-            self._arranged.copy_(self._on_host)
+        """Compute `mask` from the bytes on the device."""
+        if self._kept is not None:
+            torch.mul(self._kept.there, self._scale, out=self._arranged)
 
     def forward(self) -> None:
         self.arrange()
@@ -310,6 +325,27 @@ class StackedDropout(Layer):
 
     def backward(self, gradient: Tensor) -> Tensor:
         return gradient.mul_(self.mask)
+
+
+class Upload:
+    """Bytes that the host writes for a step while a GPU still computes the one before: two pinned buffers in turn."""
+
+    def __init__(self, shape: Sequence[int], device: torch.device):
+        on_gpu = device.type == "cuda"
+        self.there = torch.ones(shape, dtype=torch.bool, device=device)
+        self._buffers = [torch.ones(shape, dtype=torch.bool, pin_memory=on_gpu) for _ in range(2)]
+        self._copied = [torch.cuda.Event() for _ in self._buffers] if on_gpu else []  # type: ignore[no-untyped-call]
+        self.array = self._buffers[0].numpy()
+
+    def send(self) -> None:
+        """Copy `array` to the device, and exchange it for the buffer whose copy is done."""
+        self.there.copy_(self._buffers[0], non_blocking=True)
+        self._buffers.reverse()
+        if self._copied:
+            self._copied[0].record()
+            self._copied.reverse()
+            self._copied[0].synchronize()
+        self.array = self._buffers[0].numpy()
 
 
 class Flatten(Layer):
