@@ -167,10 +167,9 @@ def test_stacked_forms_name_the_device_of_every_tensor_and_copy_nothing_in_a_ste
     ("loss", "targets"),
     [
         ("label-smoothing", "classification"),
-        ("focal", "classification"),
         ("cross-entropy", "tokens"),
         ("bce", "multilabel"),
-        ("huber", "regression"),
+        ("mse", "regression"),
     ],
 )
 def test_losses_copy_nothing_in_a_step(loss: str, targets: str):
