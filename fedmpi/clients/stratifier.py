@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -119,38 +120,33 @@ def _numbered(labels: NDArray[np.integer]) -> Ints:
     return np.argsort(np.argsort(first))[inverse].astype(np.int64)
 
 
+@dataclass(eq=False)
 class Stratifier:
     """Measurement of all clients' features and their grouping, when a stratification is due."""
 
-    def __init__(
-        self,
-        config: Config,
-        cluster: Cluster,
-        owned: tuple[int, int],
-        clients: int,
-        values: int,
-        class_counts: Callable[[Ints], Ints],
-        probe: ClientProbe,
-        streams: Streams,
-    ):
-        self.table = stratification(config)
-        self.allocation = config.clients.sampler.options.get("allocation", "neyman")
-        self.cluster = cluster
-        self.owned = owned
-        self.clients = clients
-        self.class_counts = class_counts
-        self.probe = probe
-        self.streams = streams
-        self.strata: Strata | None = None
-        self.latest: Ints = np.empty(0, np.int64)
-        self.measured = 0
-        self.noise: int | None = None
-        self._warned = False
-        self._needs = config.clients.sampler.component.marks.get("needs", ())
-        self._first = True
-        self._kept: Features | None = None
+    config: Config
+    cluster: Cluster
+    owned: tuple[int, int]  # First client of this rank and one past its last
+    clients: int  # N
+    values: int  # Trainable parameters
+    class_counts: Callable[[Ints], Ints]
+    probe: ClientProbe
+    streams: Streams
+    strata: Strata | None = None  # The current ones, on rank 0
+    latest: Ints = field(default_factory=lambda: np.empty(0, np.int64))  # Clients selected in the previous round
+    measured: int = 0  # Clients measured for this round
+    noise: int | None = None  # Clients in no cluster, if OPTICS has clustered for this round
+    _warned: bool = False
+    _first: bool = True
+    _kept: Features | None = None
+
+    def __post_init__(self) -> None:
+        self.table, sampler = stratification(self.config), self.config.clients.sampler
+        self._needs = sampler.component.marks.get("needs", ())
+        self._spreads = sampler.options.get("allocation", "neyman") == "neyman"
         if self.wanted and not isinstance(self.table.features, LabelHistogram):
-            self.transform = GradientTransform(self.table, clients, values, config.local.lr, streams)
+            lr = self.config.local.lr
+            self.transform = GradientTransform(self.table, self.clients, self.values, lr, self.streams)
             log.info("strata: %s", self.transform.description)
 
     @property
@@ -215,7 +211,7 @@ class Stratifier:
         else:
             generator = self.streams.generator(Purpose.CLUSTERING, t)
             labels = kmeans(matrix, min(table.strata, self.clients), generator)
-        spreads = stratum_spreads(matrix, labels, table.spread) if self.allocation == "neyman" else None
+        spreads = stratum_spreads(matrix, labels, table.spread) if self._spreads else None
         strata = make_strata(labels, spreads, features.norms)
         log.info("round %d: %d strata of sizes %s", t, len(strata.sizes), strata.sizes.tolist())
         return strata

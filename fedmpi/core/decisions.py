@@ -23,22 +23,17 @@ Measure = Callable[[int, Tensor, Ints, Sequence[str]], Floats]
 TrialNorms = Callable[[int, Tensor, Ints, Ints], Floats]
 
 
+@dataclass(eq=False)
 class Inquiry:
     """Measurements of single clients on the ranks that own them, gathered on rank 0."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        sampler: ClientSampler,
-        numbers: ClientNumbers,
-        owned: tuple[int, int],
-        measure: Measure | None,
-        observer: UpdateObserver | None,
-        trial: TrialNorms,
-    ):
-        self.cluster, self.sampler, self.numbers, self.owned = cluster, sampler, numbers, owned
-        self.measure, self.observer, self.trial = measure, observer, trial
-        self.measured = tuple(name for name in sampler.numbers if name in MEASURABLE)
+    cluster: Cluster
+    sampler: ClientSampler
+    numbers: ClientNumbers
+    owned: tuple[int, int]  # First client of this rank and one past its last
+    measure: Measure | None
+    observer: UpdateObserver | None
+    trial: TrialNorms
 
     @staticmethod
     def measures(sampler: ClientSampler) -> bool:
@@ -66,10 +61,10 @@ class Inquiry:
 
     def participants(self, plan: Plan, model: Tensor, seconds: Floats | None) -> None:
         """Record measurements of a round's clients on the model that they received; collective."""
-        if self.measured:
-            gathered = self._gathered(plan.round, model, plan.clients, self.measured)
+        if measured := [name for name in self.sampler.numbers if name in MEASURABLE]:
+            gathered = self._gathered(plan.round, model, plan.clients, measured)
             if gathered is not None:
-                for place, name in enumerate(self.measured):
+                for place, name in enumerate(measured):
                     self._enter(name, plan.round, gathered[0], gathered[1][:, place])
         if "update_norm" in self.numbers.names:
             norms = self.observer.norms if self.observer is not None else {}

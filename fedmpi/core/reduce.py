@@ -222,24 +222,16 @@ def _disagree(plan: Plan, what: str) -> None:
     raise RanksDisagree(f"round {plan.round}: {what}. Start all ranks with the same configuration, data and code")
 
 
+@dataclass(frozen=True, eq=False)
 class ServerStep:
     """Server step: mean update of a round, noise, the local algorithm's correction, and the server optimizer."""
 
-    def __init__(
-        self,
-        config: Config,
-        streams: Streams,
-        clients: int,
-        weighing: Weighing,
-        optimizer: ServerOptimizer,
-        hooks: Hooks | None,
-    ):
-        self.config = config
-        self.streams = streams
-        self.clients = clients
-        self.weighing = weighing
-        self.optimizer = optimizer
-        self.hooks = hooks
+    config: Config
+    streams: Streams
+    clients: int  # N
+    weighing: Weighing
+    optimizer: ServerOptimizer
+    hooks: Hooks | None
 
     def take(self, plan: Plan, totals: RoundTotals, model: Tensor) -> None:
         """Update the model (d,) in place (Reddi et al. 2020, Algorithm 2)."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -32,33 +34,30 @@ FORWARDS_PER_GRADIENT = 3
 """Cost of a gradient in forward passes: one forward, and a backward with two products (inputs and weights)."""
 
 
+@dataclass(eq=False)
 class Worker:
     """Tasks of this rank: the clients that it trains, their samples and their local rule."""
 
-    def __init__(
-        self,
-        config: Config,
-        layout: Layout,
-        engine: LocalEngine,
-        sizes: Ints,
-        row_rule: RowRule,
-        weight_sizes: Ints | None,
-        evaluation_cost: float,
-        proximal_mu: float,
-    ):
-        self.config = config
-        self.layout = layout
-        self.index = layout.worker
-        self.engine = engine
-        self.own_optimizer = own_optimizer(config)
-        self.sizes = sizes
-        self.row_rule = row_rule
-        self.weight_sizes = weight_sizes
-        self.evaluation_cost = evaluation_cost
-        self.proximal_mu = proximal_mu
-        self._all_offsets: Ints | None = None
-        self._members: tuple[Plan, Ints] | None = None
-        self._answered: tuple[Plan, Ints, SampledRows] | None = None
+    config: Config
+    layout: Layout
+    engine: LocalEngine
+    sizes: Ints  # (N,)
+    row_rule: RowRule
+    weight_sizes: Ints | None  # (N,): Sizes that the aggregation weights count, if others than `sizes`
+    evaluation_cost: float  # Cost of the evaluation that rank 0 does first, in gradients of one sample
+    proximal_mu: float  # μ of the local algorithm
+    _members: tuple[Plan, Ints] | None = None
+    _answered: tuple[Plan, Ints, SampledRows] | None = None
+
+    @property
+    def index(self) -> int | None:
+        """Worker index of this rank; None for a rank that only serves."""
+        return self.layout.worker
+
+    @cached_property
+    def own_optimizer(self) -> Any:
+        """Custom local optimizer of the configuration, None for a built-in one."""
+        return own_optimizer(self.config)
 
     def rule(self, plan: Plan) -> LocalRule:
         """Return the local rule of this round."""
@@ -141,11 +140,11 @@ class Worker:
 
     def _offsets(self, plan: Plan) -> Ints:
         """Return the cohort position of each client's first sample, and the total count, int64 (m + 1,)."""
-        if len(plan.clients) < len(self.sizes):
-            return offsets_of(self.sizes[plan.clients])
-        if self._all_offsets is None:
-            self._all_offsets = offsets_of(self.sizes)
-        return self._all_offsets
+        return self._all_offsets if len(plan.clients) == len(self.sizes) else offsets_of(self.sizes[plan.clients])
+
+    @cached_property
+    def _all_offsets(self) -> Ints:
+        return offsets_of(self.sizes)
 
     def _evaluating(self, round: int) -> float:
         """Return the planned cost of evaluating the previous round, which rank 0 does first."""
@@ -220,29 +219,22 @@ class Worker:
         return known[2]
 
 
+@dataclass(eq=False)
 class Trainer:
     """Training of the planned clients that this rank owns."""
 
-    def __init__(
-        self,
-        config: Config,
-        cluster: Cluster,
-        engine: LocalEngine,
-        worker: Worker,
-        observer: UpdateObserver | None,
-        hooks: Hooks | None,
-    ):
-        self.config = config
-        self.cluster = cluster
-        self.engine = engine
-        self.worker = worker
-        self.layout = worker.layout
-        self.observer = observer
-        self.hooks = hooks
-        moves = hooks is not None and bool(hooks.client_state) and worker.layout.shared
-        self.homes = Homes(cluster, hooks.state, len(worker.sizes)) if hooks is not None and moves else None
-        self.loss = engine.sequential.model.loss
-        self._began = False
+    config: Config
+    cluster: Cluster
+    engine: LocalEngine
+    worker: Worker
+    observer: UpdateObserver | None
+    hooks: Hooks | None
+
+    def __post_init__(self) -> None:
+        self.layout, self.loss, self._began = self.worker.layout, self.sequential.model.loss, False
+        self.homes: Homes | None = None
+        if self.hooks is not None and self.hooks.client_state and self.layout.shared:
+            self.homes = Homes(self.cluster, self.hooks.state, len(self.worker.sizes))
 
     @property
     def sequential(self) -> SequentialEngine:

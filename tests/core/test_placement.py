@@ -126,7 +126,7 @@ def test_who_evaluates_trains_fewer_of_the_rows_that_are_drawn(rule: str):
     worker, plan, rows = experiment.trainer.worker, experiment.decisions.plan(1), []
     sizes, worker.evaluation_cost = experiment.data.sizes, 60.0
     for index in range(3):
-        worker.layout, worker.index, worker._members = Layout(np.arange(4) * 20, index, True, True), index, None
+        worker.layout, worker._members = Layout(np.arange(4) * 20, index, True, True), None
         rows.append(300 * sizes[worker.members(plan)].sum() / sizes.sum())
     experiment.close()
     assert sum(rows) == pytest.approx(300) and rows == pytest.approx([60, 120, 120], abs=5)
