@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import traceback
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -14,10 +13,11 @@ import numpy as np
 import torch
 
 import fedmpi
-from fedmpi.common.errors import ComponentFailure
+from fedmpi.common.calling import failure_of
+from fedmpi.common.errors import ComponentFailure, raised
 from fedmpi.common.imports import object_name
 from fedmpi.common.plan import Plan
-from fedmpi.common.registry import in_memory
+from fedmpi.common.registry import Component, in_memory
 from fedmpi.config.loading import remarks
 from fedmpi.config.writing import flat_table
 from fedmpi.core.experiment import Experiment
@@ -162,23 +162,11 @@ class Listener:
             try:
                 wanted = bool(self.on_round(dict(json_value(record))))
             except Exception as error:
-                failure, cause = _failure(self.on_round, error, record["round"]), error
+                part = Component("function on_round =", object_name(self.on_round), self.on_round)
+                failure, cause = vars(failure_of(part, error, raised(error), record["round"])), error
         answer = json.dumps([wanted, failure]).encode() if self.cluster.is_server else b""
         (received,) = self.cluster.broadcast([np.frombuffer(answer, np.uint8)] if self.cluster.is_server else None)
         wanted, failure = json.loads(received.tobytes())
         if failure is not None:
             raise ComponentFailure(**failure) from cause
         return bool(wanted)
-
-
-def _failure(on_round: OnRound, error: Exception, t: int) -> dict[str, Any]:
-    """Describe the error for `ComponentFailure`: the function, its line, and its own part of the traceback."""
-    frames = traceback.extract_tb(error.__traceback__)[1:]
-    return {
-        "kind": "function on_round =",
-        "name": object_name(on_round),
-        "problem": f"{type(error).__name__}: {error}",
-        "where": f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "",
-        "trace": "".join(traceback.format_list(frames)).rstrip(),
-        "round": t,
-    }

@@ -110,7 +110,7 @@ def test_a_record_reports_how_they_spread_and_a_phase_what_it_cost():
     assert {f"client_accuracy_{name}" for name in SPREADS} <= done.records[-1].keys()
 
 
-def test_how_often_they_were_used_and_how_far_their_labels_are_from_all():
+def test_how_often_they_were_used():
     data = arrays()
     done = fedmpi.run(
         "fedavg", SMALL | {"rounds": 2, "evaluation.clients_every": 1, "logging.participants": True}, data=data

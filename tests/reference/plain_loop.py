@@ -46,6 +46,19 @@ from tests.reference.robust import combine, fair_mean, lie
 # ---- local work -----------------------------------------------------------------------------------------------------
 
 
+EPOCH_BITS = 32
+"""Bits of the round in a key of random streams; the mediator's epoch is above them."""
+
+
+@dataclass
+class Memory:
+    """Adam's moments and steps."""
+
+    first: np.ndarray | float = 0.0
+    second: np.ndarray | float = 0.0
+    steps: int = 0
+
+
 def local_rate(config: Config, t: int) -> float:
     """η_t: constant, η/(1 + t) (FedSSO, §4), a half cosine, or steps."""
     part, name = config.local, config.local.schedule.name
@@ -87,17 +100,18 @@ def train(
     net: Network,
     plain: bool = False,
     term: Callable[[np.ndarray], np.ndarray | float] | None = None,
+    memory: Memory | None = None,
 ) -> Work:
     """A client's steps from w: SGD or Adam (Kingma and Ba 2015, Algorithm 1) on ℓ + μ/2 ‖w − w_t‖² (FedProx, Eq 2).
 
     `plain`: SGD without dropout, whatever the configuration says. `term`: what an algorithm adds to a gradient.
     """
-    part, rate, d = config.local, local_rate(config, t), net.trainable
+    part, rate, d = config.local, local_rate(config, t % 2**EPOCH_BITS), net.trainable
+    memory = memory or Memory()
     adam = SimpleNamespace(**part.optimizer.options)
     net.shared["words"] = None if plain else stream(config.seed, DROPOUT, t, k)
     own, work = w.copy(), Work(np.zeros_like(w))
-    first, second = np.zeros(d), np.zeros(d)
-    for number, rows in enumerate(steps, 1):
+    for rows in steps:
         loss, gradient, buffers = net.gradient(own, x[rows], y[rows])
         gradient = gradient + part.proximal_mu * (own[:d] - w[:d])
         if term is not None:
@@ -105,9 +119,10 @@ def train(
         if part.optimizer.name == "sgd" or plain:
             own[:d] -= rate * gradient
         else:
-            first = adam.beta1 * first + (1 - adam.beta1) * gradient
-            second = adam.beta2 * second + (1 - adam.beta2) * gradient**2
-            mean, square = first / (1 - adam.beta1**number), second / (1 - adam.beta2**number)
+            memory.steps += 1
+            memory.first = adam.beta1 * memory.first + (1 - adam.beta1) * gradient
+            memory.second = adam.beta2 * memory.second + (1 - adam.beta2) * gradient**2
+            mean, square = memory.first / (1 - adam.beta1**memory.steps), memory.second / (1 - adam.beta2**memory.steps)
             own[:d] -= rate * mean / (np.sqrt(square) + adam.epsilon)
         own[d:] = buffers
         work.loss_sum += loss * len(rows)

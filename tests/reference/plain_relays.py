@@ -6,26 +6,13 @@ Clients, samples and coefficients come from the loop of stars. The groups of a r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from tests.reference.plain_data import DROPOUT, Round, stream
+from tests.reference.plain_data import Round
 from tests.reference.plain_draws import sampled_rows
-from tests.reference.plain_loop import PlainLoop, batches
-
-EPOCH_BITS = 32
-
-
-@dataclass
-class Memory:
-    """Adam's moments and steps."""
-
-    first: np.ndarray
-    second: np.ndarray
-    steps: int = 0
+from tests.reference.plain_loop import EPOCH_BITS, Memory, PlainLoop, batches, train
 
 
 class PlainRelays(PlainLoop):
@@ -41,51 +28,33 @@ class PlainRelays(PlainLoop):
         p, facts = self._probability(t, turnout)
         rows = sampled_rows(config.samples.sampler.name, config, t, clients, self.sizes, p)
         factors, normalizes = self._factors(t, turnout, rows)
-        total, self.steps, self.loss, self.passed = np.zeros_like(w), 0, 0.0, 0
+        total, works = np.zeros_like(w), []
         count = int(groups.max(initial=-1)) + 1
         for mediator in range(count):
             members = [k for k, group in zip(clients, groups, strict=True) if group == mediator]
             first = mediator * len(members) // count  # evenly spread starts
             ring = [k for k in [*members[first:], *members[:first]] if k in rows]
-            model, memory = w.copy(), self._memory()
+            model, memory = w.copy(), Memory()
             for epoch in range(part.epochs):
                 for k in ring:
-                    kept = memory if part.keep_optimizer else self._memory()
-                    self._visit(t, t + (epoch << EPOCH_BITS), k, model, rows[k], kept)
+                    key, samples = t + (epoch << EPOCH_BITS), self.population.rows(k, rows[k])
+                    steps, kept = batches(config, key, k, len(rows[k])), memory if part.keep_optimizer else Memory()
+                    works.append(train(config, key, k, model, *samples, steps, self.network, memory=kept))
+                    model = model + works[-1].change
             total += sum(factors[k] for k in ring) * (model - w)
         divisor = sum(factors[k] for k in rows) if normalizes and rows else 1.0
         self.w = self.server.step(w, total / divisor)
         visits, d = part.epochs * len(rows), len(w)
-        record = {"participants": len(clients), "visits": visits, "steps": self.steps, **facts}
+        passed = sum(work.loss_rows for work in works)
+        record = {"participants": len(clients), "visits": visits, "steps": sum(work.steps for work in works), **facts}
         record |= {"samples": sum(map(len, rows.values())), "mediators": count}
-        record |= {"train_loss": self.loss / self.passed} if self.passed else {}
+        record |= {"train_loss": sum(work.loss_sum for work in works) / passed} if passed else {}
         record |= self._traffic(t, turnout, facts, visits, record["mediators"], d)
         record |= self._divergences(clients, groups) if clients else {}
         if turnout.seconds is not None:
             chains = [sum(s for s, g in zip(turnout.seconds, groups, strict=True) if g == m) for m in set(groups)]
             record["virtual_seconds"] = part.epochs * max(chains, default=0.0)
         return Round(clients, rows, {k: factors[k] / divisor for k in rows}, record, self.w.copy())
-
-    def _memory(self) -> Memory:
-        return Memory(*np.zeros((2, self.network.trainable)))
-
-    def _visit(self, t: int, key: int, k: int, model: np.ndarray, rows: list[int], memory: Memory) -> None:
-        """The client's epochs or steps on the mediator's model, which it changes."""
-        part, net, start = self.config.local, self.network, model.copy()
-        adam = SimpleNamespace(**part.optimizer.options)
-        x, y = self.population.rows(k, rows)
-        net.shared["words"] = stream(self.config.seed, DROPOUT, key, k)
-        for own in batches(self.config, key, k, len(rows)):
-            loss, gradient, _ = net.gradient(model, x[own], y[own])
-            gradient = gradient + part.proximal_mu * (model - start)
-            if part.optimizer.name == "adam":
-                memory.steps += 1
-                memory.first = adam.beta1 * memory.first + (1 - adam.beta1) * gradient
-                memory.second = adam.beta2 * memory.second + (1 - adam.beta2) * gradient**2
-                mean = memory.first / (1 - adam.beta1**memory.steps)
-                gradient = mean / (np.sqrt(memory.second / (1 - adam.beta2**memory.steps)) + adam.epsilon)
-            model -= part.lr * gradient
-            self.steps, self.loss, self.passed = self.steps + 1, self.loss + loss * len(own), self.passed + len(own)
 
     def _traffic(
         self, t: int, turnout: Any, facts: dict[str, Any], visits: int, mediators: int, d: int
