@@ -11,7 +11,6 @@ from torch import Tensor
 from fedmpi.clients.cohort import Cohort
 from fedmpi.clients.turnout import Turnout
 from fedmpi.common.apportionment import united
-from fedmpi.common.errors import UserError
 from fedmpi.common.fairness import Usage, evenness
 from fedmpi.common.types import Ints
 from fedmpi.config import Config
@@ -80,12 +79,6 @@ class Accounts:
         return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Restore the accounts of a checkpoint."""
-        missing = sorted(self.state().keys() - state.keys())
-        if missing:
-            raise UserError(
-                f"the checkpoint lacks {', '.join(missing)}, an account of what has been spent or used before, so the "
-                "run cannot resume from it. Use the version of fedmpi that wrote it, or choose another --out"
-            )
+        """Restore the accounts of a checkpoint; raise KeyError if one is missing."""
         for name, kept in self._kept.items():
             kept.load({key: state[f"{name}.{key}"].numpy() for key in kept.state()})

@@ -36,7 +36,6 @@ from fedmpi.config.tables import Mediators, stratification
 
 SMALLEST_EPSILON, LARGEST_EPSILON = 1e-6, 500.0
 CLIPPING_WORTH_A_WARNING = 0.05
-EMPTY_WORTH_A_WARNING = 0.05
 SEES_NO_SIZES = ("all", "uniform", "importance", "stratified")
 """Samplers that do not use the clients' sizes."""
 WEIGHED_BY_SIZE = ("normalized", "unbiased", "literal")
@@ -208,7 +207,6 @@ class SizeEstimate:
     raw: float  # Ñ before the floor; may be negative
     true_total: int  # Sum of the true sizes: known to the simulation, not to the server
     asked: int  # Number of clients queried
-    empty: int  # Queried clients without samples
     clipped_fraction: float  # Share of the queried clients whose size is above M − 1
     epsilon: float  # ε of one report; infinite for exact sizes
     # Clients whose report reveals their size: all with exact sizes, those above M − 1 if they do not clip
@@ -253,7 +251,6 @@ def estimate_total(
         raw=raw,
         true_total=int(sizes.sum()),
         asked=sizes.size,
-        empty=int(np.count_nonzero(sizes == 0)),
         clipped_fraction=above / max(sizes.size, 1),
         epsilon=law.epsilon,
         unprotected=sizes.size if exact else 0 if clip else above,
@@ -270,39 +267,25 @@ def sampling_probability(wanted: int, total: float) -> float:
 def saturations(found: SizeEstimate, wanted: int, threshold: int) -> dict[str, str]:
     """Return reasons why this round's data-level sampling is ineffective or biased, and the setting to change.
 
-    The keys are "probability", "clipping", "unclipped" and "empty"; a run warns once of each.
+    The keys are "probability", "clipping" and "unclipped"; a run warns once of each.
     """
-    reasons, private = {}, math.isfinite(found.epsilon)
+    reasons, raised = {}, f"raise samples.size.max_size (now {threshold})"
     if found.true_total and wanted >= found.total:  # otherwise there are no clients to sample from
-        if wanted >= found.true_total:
-            cause = f"the {found.asked} clients asked hold no more: lower samples.budget"
-        elif wanted >= found.answered.sum():
-            cause = f"sizes above {threshold - 1} count as that: raise samples.size.max_size (now {threshold})"
-        else:
-            cause = (
-                f"the answers of {found.asked} clients at samples.size.epsilon = {found.epsilon:g} leave the total "
-                f"uncertain by {found.standard_deviation:.0f} samples: raise samples.size.epsilon, ask more clients, "
-                "or lower samples.budget"
-            )
         reasons["probability"] = (
-            f"the sampling probability is 1: samples.budget = {wanted} is not below the estimated total of "
-            f"{found.total:.0f}, so every sample is used; {cause}"
+            f"the sampling probability is 1, so every sample is used: samples.budget = {wanted} is not below the "
+            f"{found.total:.0f} samples that the server estimates from the reports of {found.asked} clients. Lower it, "
+            f"{raised} if sizes are clipped, or raise samples.size.epsilon"
         )
-    if private and found.unprotected:
+    if math.isfinite(found.epsilon) and found.unprotected:
         reasons["unclipped"] = (
             f"samples.size.clip = false: {found.unprotected} of the {found.asked} clients have more than M - 1 = "
-            f"{threshold - 1} samples and answer without privacy, so that their size_epsilon is infinite; set "
-            "samples.size.clip = true or raise samples.size.max_size"
+            f"{threshold - 1} samples and report them without privacy, so that their size_epsilon is infinite. Set "
+            f"samples.size.clip = true, or {raised}"
         )
     elif found.clipped_fraction > CLIPPING_WORTH_A_WARNING:
         reasons["clipping"] = (
-            f"{found.clipped_fraction:.0%} of the clients asked hold more than M - 1 = {threshold - 1} samples and are "
-            "counted as if they held that many; raise samples.size.max_size"
-        )
-    if private and found.empty > EMPTY_WORTH_A_WARNING * max(found.true_total, 1):
-        reasons["empty"] = (
-            f"{found.empty} of the {found.asked} clients asked hold no sample and answer 1 as private answers do, so "
-            "the total is estimated too high; leave them out of the shards"
+            f"{found.clipped_fraction:.0%} of the queried clients hold more than M - 1 = {threshold - 1} samples and "
+            f"are counted as if they held that many: {raised}"
         )
     return reasons
 

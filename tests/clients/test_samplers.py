@@ -242,7 +242,7 @@ def test_numbers_are_remembered_with_their_age_and_survive_a_checkpoint() -> Non
     view = view_of(5, numbers=again)
     assert view.age("loss").tolist() == [2, -1, 2, -1] and view.age("seconds").tolist() == [-1] * 4
     np.testing.assert_array_equal(view.last("loss"), [1.5, np.nan, 2.5, np.nan])
-    with pytest.raises(UserError, match=r"lacks numbers\.accuracy"):
+    with pytest.raises(KeyError, match=r"numbers\.accuracy"):
         ClientNumbers(("accuracy",), 4).load(numbers.state())
 
 

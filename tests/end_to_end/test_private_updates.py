@@ -145,13 +145,6 @@ def test_draws_that_are_no_secret_are_charged_without_sampling(settings: tuple[s
     assert planner(*settings).plan(0).facts["update_epsilon"] == pytest.approx(10.73, abs=0.01)
 
 
-def test_a_checkpoint_without_the_privacy_spent_is_rejected():
-    accounts = planner(*DRAWN).accounts
-    state = {name: tensor for name, tensor in accounts.state().items() if name != "accountant.spent"}
-    with pytest.raises(UserError, match=r"lacks accountant\.spent"):
-        accounts.load(state)
-
-
 def test_running_statistics_are_rejected_beside_noise(shards: dict[str, Path]):
     with pytest.raises(UserError, match="batch norm"):
         released(shards, "as they are", 0, *ALL, "model.name=tests.end_to_end.user_models:normed")

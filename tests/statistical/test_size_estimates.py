@@ -166,14 +166,13 @@ def test_unclipped_randomized_response_is_unbiased_but_gives_large_clients_away(
 
 
 @pytest.mark.parametrize(("mechanism", "clip"), [*((name, True) for name in PRIVATE), (PRIVATE[0], False)])
-def test_an_empty_client_answers_as_one_with_a_single_sample_and_is_reported(mechanism: str, clip: bool):
+def test_an_empty_client_answers_as_one_with_a_single_sample(mechanism: str, clip: bool):
     def answered(sizes: list[int]) -> float:
         return estimate_total(mechanism, np.array(sizes), 2.0, 20, answer_stream(STREAMS, 3, False), clip).raw
 
     assert answered([0, 7, 0, 5] * 10) == answered([1, 7, 1, 5] * 10)  # some of them answer truthfully
     found = estimate_total(mechanism, np.array([0, 7, 0, 5]), 2.0, 20, answer_stream(STREAMS, 3, False), clip)
-    assert found.unprotected == 0
-    assert list(saturations(found, 1, 20)) == ["empty"]
+    assert found.unprotected == 0 and not saturations(found, 1, 20)
 
 
 @pytest.mark.parametrize("threshold", [3, 300])
@@ -207,9 +206,6 @@ def test_a_saturated_run_names_which_setting_to_change():
     assert sampling_probability(2048, found.total) == 1
     assert set(by_kind) == {"probability", "clipping"}
     assert "raise samples.size.max_size (now 100)" in by_kind["probability"] and "max_size" in by_kind["clipping"]
-    assert "lower samples.budget" in saturations(found, 6000, 100)["probability"]
-    noisy = estimate_total("randomized-response", np.full(20, 72), 0.1, 150, answer_stream(STREAMS, 1, False))
-    assert noisy.total > 256 or "raise samples.size.epsilon" in saturations(noisy, 256, 150)["probability"]
     assert clip_sizes(np.array([0, 5, 99]), 10).tolist() == [1, 5, 9]
     for wrong in (("duchi", 0.0, 10), ("piecewise", 1.0, 2)):
         with pytest.raises(UserError):
