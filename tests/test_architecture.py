@@ -32,9 +32,6 @@ LEVEL = {name: number for number, names in enumerate(LEVELS) for name in names}
 DOORS = {"mpi4py": ("fedmpi.mpi",), "h5py": ("fedmpi.data", "data_prep")}
 """The only packages that may import a library."""
 
-TWICE = {"Adam", "Strata", "stratified", "uniform"}
-"""Classes and functions of one name in two modules: optimizers of clients and of the server, draws and weights."""
-
 SHARED = {"fedmpi.data", "fedmpi.data.statistics", "fedmpi.data.schema"}
 """Modules that built-in components may import besides common, clients and their package: arithmetic, the data's
 description."""
@@ -91,19 +88,6 @@ def test_modules_that_are_named_in_texts_are_below_too() -> None:
             named = (texts & sources().keys()) - {"fedmpi", "data_prep", BY_NAME.get(name)}
             upward = {found for found in named if LEVEL.get(package(found), len(LEVELS)) > LEVEL[package(name)]}
             assert not upward, f"{name} names {upward}"
-
-
-def test_a_class_or_function_has_a_name_of_its_own() -> None:
-    """One name for one thing. Commands have the names of the functions that they call, checks those of the components
-    that they try, and readers of data sets one name each."""
-    homes: dict[str, set[str]] = {}
-    for name, path in sources().items():
-        functions = name.startswith("fedmpi.") and package(name) not in ("cli", "testing", "__main__")
-        kinds = ast.ClassDef | ast.FunctionDef if functions else ast.ClassDef
-        for node in tree(path).body:
-            if isinstance(node, kinds) and not node.name.startswith("_"):
-                homes.setdefault(node.name, set()).add(name)
-    assert {name for name, found in homes.items() if len(found) > 1} == TWICE
 
 
 def test_the_package_itself_imports_nothing_at_once() -> None:

@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedmpi.api import load_run
 from fedmpi.common.errors import UserError, raised
 from fedmpi.common.files import write_named
+from fedmpi.common.types import AnyArray
 from fedmpi.data.schema import DataDescription
 from fedmpi.data.source import Normalizer
 from fedmpi.records.checkpoint import model_file
@@ -64,27 +64,29 @@ def export(folder: Path, form: str, out: Path | None = None) -> tuple[Path, floa
     path = folder / f"model{ENDINGS[form]}" if out is None else out
     if form == "safetensors" and path.resolve() == (folder / "model.safetensors").resolve():
         raise UserError(f"{path} is this file already. Name another one with --out")
-    network = run.model.eval()
+    network, content, difference = run.model.eval(), b"", 0.0
     if form == "safetensors":
-        write_named(path, model_file(network))
-        return path, 0.0
-    description = DataDescription.of(run.summary["data"])
-    model = Deployed(network, description).eval()
-    batches = [_samples(description, count) for count in SAMPLES]
-    content, calls = (_torchscript if form == "torchscript" else _onnx)(model, batches[0])
-    difference = 0.0
-    with torch.inference_mode():
-        for batch in batches:
-            found, right = calls(batch), model(batch).numpy()
-            apart = np.abs(found.astype(np.float64) - right).max() if found.shape == right.shape else np.inf
-            difference = max(difference, float(apart / max(1.0, np.abs(right).max())))
-    if not difference <= AGREES:
-        raise UserError(
-            f"the model computes different logits as {form}, by {difference:.2g} of the largest. Its forward pass must "
-            "not depend on the values or the number of samples"
-        )
+        content = model_file(network)
+    else:
+        description = DataDescription.of(run.summary["data"])
+        model = Deployed(network, description).eval()
+        batches = [_samples(description, count) for count in SAMPLES]
+        with torch.inference_mode(), _quietly(form):
+            content, calls = (_torchscript if form == "torchscript" else _onnx)(model, batches[0])
+            difference = max(_difference(calls(batch), model(batch).numpy()) for batch in batches)
+        if not difference <= AGREES:
+            raise UserError(
+                f"the model computes different logits as {form}, by {difference:.2g} of the largest. Its forward pass "
+                "must not depend on the values or the number of samples"
+            )
     write_named(path, content)
     return path, difference
+
+
+def _difference(found: AnyArray, right: AnyArray) -> float:
+    if found.shape != right.shape:
+        return np.inf
+    return float(np.abs(found.astype(np.float64) - right).max() / max(1.0, np.abs(right).max()))
 
 
 def _samples(description: DataDescription, count: int) -> Tensor:
@@ -96,37 +98,31 @@ def _samples(description: DataDescription, count: int) -> Tensor:
     return torch.from_numpy(draw.integers(0, end, shape).astype(description.dtype))
 
 
-Written = tuple[bytes, Callable[[Tensor], NDArray[np.floating]]]
-"""Content of the file, and the function that a program which reads it computes."""
-
-
-def _torchscript(model: Deployed, batch: Tensor) -> Written:
+def _torchscript(model: Deployed, batch: Tensor) -> tuple[bytes, Callable[[Tensor], AnyArray]]:
+    """Return the content of the file, and the function that a program which reads it computes."""
     jit: Any = torch.jit
-    with _quietly("TorchScript"):
-        traced = jit.trace(model, (batch,), check_trace=False)
-        buffer = io.BytesIO()
-        jit.save(traced, buffer)
-        again = jit.load(io.BytesIO(buffer.getvalue()))
+    buffer = io.BytesIO()
+    jit.save(jit.trace(model, (batch,), check_trace=False), buffer)
+    again = jit.load(io.BytesIO(buffer.getvalue()))
     return buffer.getvalue(), lambda x: np.asarray(again(x).numpy())
 
 
-def _onnx(model: Deployed, batch: Tensor) -> Written:
+def _onnx(model: Deployed, batch: Tensor) -> tuple[bytes, Callable[[Tensor], AnyArray]]:
     try:
         runtime, *_ = (importlib.import_module(name) for name in ("onnxruntime", "onnx", "onnxscript"))
     except ImportError as error:
         raise UserError(f"ONNX needs {error.name}. Install it with pip install 'fedmpi[export]'") from None
-    with _quietly("ONNX"):
-        program: Any = torch.onnx.export(
-            model,
-            (batch,),
-            input_names=["samples"],
-            output_names=["logits"],
-            dynamic_shapes={"x": {0: torch.export.Dim("batch")}},
-            dynamo=True,
-            verbose=False,
-        )
-        content = program.model_proto.SerializeToString()
-        inside = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    program: Any = torch.onnx.export(
+        model,
+        (batch,),
+        input_names=["samples"],
+        output_names=["logits"],
+        dynamic_shapes={"x": {0: torch.export.Dim("batch")}},
+        dynamo=True,
+        verbose=False,
+    )
+    content = program.model_proto.SerializeToString()
+    inside = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
     return content, lambda x: np.asarray(inside.run(None, {inside.get_inputs()[0].name: x.numpy()})[0])
 
 
@@ -138,6 +134,8 @@ def _quietly(form: str) -> Iterator[None]:
     try:
         with warnings.catch_warnings(action="ignore"):
             yield
+    except UserError:
+        raise
     except Exception as error:
         words = raised(error.__cause__ or error)[:300]
         raise UserError(f"the model cannot be written as {form}: {words}") from error

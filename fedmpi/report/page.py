@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import fedmpi
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import write_named
-from fedmpi.records.history import LINKS
+from fedmpi.records.history import LINKS, json_value
 from fedmpi.report import curves as numbers
 from fedmpi.report import figures
 from fedmpi.report.curves import LINK_NAMES, TITLES, key_title
@@ -318,24 +318,18 @@ def render_page(contents: dict[str, Any], library: str) -> str:
             "</section>"
             for title, items in sections.items()
         ),
-        "data": json.dumps(compact(data), separators=(",", ":"), ensure_ascii=False, allow_nan=False).replace(
-            "<", "\\u003c"
-        ),
+        "data": as_json(data).replace("<", "\\u003c"),
         "library": library.replace("</script", "<\\/script"),
     }
     pieces = resources.files("fedmpi.report").joinpath("page.html").read_text(encoding="utf-8").split("@@")
     return "".join(parts[piece] if i % 2 else piece for i, piece in enumerate(pieces))
 
 
-def compact(value: Any) -> Any:
-    """Return the value for JSON: numbers with five digits, null if they are not finite."""
-    if isinstance(value, dict):
-        return {key: compact(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [compact(inner) for inner in value]
-    if isinstance(value, float):
-        return float(f"{value:.5g}") if math.isfinite(value) else None
-    return value
+def as_json(value: Any) -> str:
+    """Return the value as JSON with five digits of every number, null if it is not finite."""
+    text = json.dumps(json_value(value))
+    short = json.loads(text, parse_float=lambda number: float(f"{float(number):.5g}"))
+    return json.dumps(short, separators=(",", ":"), ensure_ascii=False)
 
 
 def _item(item: Item) -> str:

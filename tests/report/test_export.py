@@ -95,7 +95,7 @@ def test_safetensors_contains_the_parameters(folder: Path, tmp_path: Path) -> No
     ("model", "form", "words"),
     [
         ("ByValue", "torchscript", "different logits as torchscript"),
-        ("NotTraceable", "onnx", "cannot be written as ONNX"),
+        ("NotTraceable", "onnx", "cannot be written as onnx"),
     ],
 )
 def test_a_model_that_cannot_be_exported_is_rejected(model: str, form: str, words: str, tmp_path: Path) -> None:
