@@ -376,7 +376,8 @@ def estimate(
     held = open_store(sizes).sizes
     asked = len(held) if participants is None else participants
     samples = max(1, round(float(held.mean()) * asked / 10)) if wanted is None else wanted
-    print_assessments(assess(held, epsilon, threshold, samples, participants), samples, console())
+    found = assess(held, epsilon, threshold, samples, participants)
+    print_assessments(found, epsilon, threshold, samples, console())
 
 
 @app.command()

@@ -23,19 +23,20 @@ class Assessment:
     """One mechanism on the user's clients."""
 
     mechanism: str  # Its name in the configuration
-    epsilon: float  # ε of one answer, and M
-    threshold: int
     clients: int  # Number of queried clients, and the total of their sizes (its mean, if not all are queried)
-    samples: int
+    samples: float
     clipped_fraction: float  # Share of the clients above M − 1
     # E[Ñ] − n before the floor, in samples: what clipping hides, plus one for every empty client, which answers 1
     bias: float
     standard_deviation: float  # Standard deviation of Ñ before the floor, in samples
-    relative_error: float  # Root mean square error of Ñ before the floor, divided by n
     floor_probability: float  # Chance that Ñ falls below N and is floored
     saturation_probability: float  # Chance that p = K/Ñ is capped at 1, so that every sample is used
-    drawn_low: float  # 5 % and 95 % quantiles of the expected number of samples drawn, n·min(1, K/Ñ), with budget K
-    drawn_high: float
+    drawn: tuple[float, float]  # 5 % and 95 % quantiles of the expected samples n·min(1, K/Ñ), with budget K
+
+    @property
+    def relative_error(self) -> float:
+        """Root mean square error of Ñ before the floor, divided by n."""
+        return math.hypot(self.bias, self.standard_deviation) / self.samples
 
 
 def assess(
@@ -68,27 +69,15 @@ def _assess_one(
             return float(mean <= value)
         return 0.5 * (1 + math.erf((value - mean) / (deviation * math.sqrt(2))))
 
-    def drawn(deviations: float) -> float:
-        return samples * min(1.0, wanted / max(mean + deviations * deviation, clients))
-
-    return Assessment(
-        mechanism=mechanism,
-        epsilon=epsilon,
-        threshold=threshold,
-        clients=clients,
-        samples=round(samples),
-        clipped_fraction=float(counts[distinct >= threshold].sum() / clients),
-        bias=bias,
-        standard_deviation=deviation,
-        relative_error=math.hypot(bias, deviation) / samples,
-        floor_probability=below(clients),
-        saturation_probability=below(wanted) if wanted >= clients else 0.0,
-        drawn_low=drawn(1.645),
-        drawn_high=drawn(-1.645),
-    )
+    low, high = (samples * min(1.0, wanted / max(mean + z * deviation, clients)) for z in (1.645, -1.645))
+    hidden = float(counts[distinct >= threshold].sum() / clients)
+    saturated = below(wanted) if wanted >= clients else 0.0
+    return Assessment(mechanism, clients, samples, hidden, bias, deviation, below(clients), saturated, (low, high))
 
 
-def print_assessments(assessments: list[Assessment], wanted: int, console: Console) -> None:
+def print_assessments(
+    assessments: list[Assessment], epsilon: float, threshold: int, wanted: int, console: Console
+) -> None:
     """Print the assessments as a table, with one line of advice."""
     best = assessments[0]
     show_table(
@@ -102,23 +91,23 @@ def print_assessments(assessments: list[Assessment], wanted: int, console: Conso
                 f"{one.relative_error:.3g}",
                 f"{one.floor_probability:.1%}",
                 f"{one.saturation_probability:.1%}",
-                f"{one.drawn_low:,.0f} … {one.drawn_high:,.0f}",
+                " … ".join(f"{samples:,.0f}" for samples in one.drawn),
             )
             for one in assessments
         ],
-        f"{best.clients:,} clients, {best.samples:,} samples: ε = {best.epsilon:g}, M = {best.threshold}, K = {wanted}",
+        f"{best.clients:,} clients, {best.samples:,.0f} samples: ε = {epsilon:g}, M = {threshold}, K = {wanted}",
         f"clipped clients: {best.clipped_fraction:.1%}",
     )
-    console.print(advice(assessments))
+    console.print(advice(assessments, threshold))
 
 
-def advice(assessments: list[Assessment]) -> str:
+def advice(assessments: list[Assessment], threshold: int) -> str:
     """One sentence on what to choose: the mechanism, and the threshold when it is what goes wrong."""
     best = assessments[0]
     if best.bias > best.standard_deviation:
         return "Empty clients, which answer 1, are the larger error: leave clients without samples out of the shards."
     if -best.bias > best.standard_deviation:
-        return f"Clipping is the larger error: raise samples.size.max_size above {best.threshold}."
+        return f"Clipping is the larger error: raise samples.size.max_size above {threshold}."
     if best.relative_error > 0.5:
         return (
             "Noise drowns the total with every mechanism: raise samples.size.epsilon, lower samples.size.max_size "

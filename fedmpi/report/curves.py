@@ -18,33 +18,15 @@ MOST_ROUNDS = 250
 """Largest number of drawn rounds of a run."""
 MOST_ROWS, MOST_COLUMNS = 64, 100
 """Largest size of a heat map."""
-LINK_NAMES = {
-    "client_up": "from clients",
-    "client_down": "to clients",
-    "mediator_up": "from mediators",
-    "mediator_down": "to mediators",
-}
-TITLES = {
-    "train_loss": "training loss",
-    "samples": "samples per round",
-    "participants": "selected clients",
-    "seconds": "seconds per round",
-    "virtual_seconds": "simulated seconds per round",
-    "size_ratio": "estimated size / true size",
-    "clipped_fraction": "share of clipped answers",
-    "update_epsilon": "ε of the updates so far",
-    "size_epsilon_max": "ε of the sizes so far, largest",
-    "size_epsilon_mean": "ε of the sizes so far, mean",
-    "kl_mean": "KL divergence of the mediators' labels, mean",
-    "kl_client_mean": "KL divergence of the clients' labels, mean",
-    **{f"bytes_{link}": f"bytes {words} per round" for link, words in LINK_NAMES.items()},
-}
-"""Names of record keys that do not explain themselves."""
+WORDS = {"_": " ", "epsilon": "ε", "kl": "KL", "virtual": "simulated", "size ratio": "estimated size / true size"}
+"""What the report writes instead of parts of a record key."""
 
 
 def key_title(key: str) -> str:
     """Return the name of a record key: "test accuracy" of "test_accuracy"."""
-    return TITLES.get(key) or key.replace("_", " ")
+    for part, words in WORDS.items():
+        key = key.replace(part, words)
+    return key
 
 
 def thinned(values: Sequence[Any], most: int) -> list[Any]:

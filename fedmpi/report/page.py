@@ -18,7 +18,7 @@ from fedmpi.common.files import write_named
 from fedmpi.records.history import LINKS, json_value
 from fedmpi.report import curves as numbers
 from fedmpi.report import figures
-from fedmpi.report.curves import LINK_NAMES, TITLES, key_title
+from fedmpi.report.curves import key_title
 from fedmpi.report.figures import COMMON, Shown, Spec
 from fedmpi.results.comparison import (
     AXES,
@@ -115,7 +115,7 @@ def page_contents(runs: Sequence[OneRun], title: str = "") -> dict[str, Any]:
     keys = {key for one in entries for key in one["y"]}
     shown = Shown(
         [{"number": number, **one} for number, one in enumerate(entries)],
-        {key: key_title(key) for key in dict.fromkeys([*FIRST, *TITLES, *sorted(keys)]) if key in keys},
+        {key: key_title(key) for key in dict.fromkeys([*FIRST, *sorted(keys)]) if key in keys},
         {axis: words for axis, words in AXES.items() if any(axis in one["x"] for one in entries)},
     )
     ordered = [run for group in groups for run in group.runs.values()]
@@ -217,8 +217,8 @@ def _results(shown: Shown, groups: Sequence[SeedGroup]) -> Item:
     def costs(run: OneRun) -> dict[str, Any]:
         found = {key_title(key): value for key, value in numbers.scores(run.records, ("test_", "val_")).items()}
         found |= {UNITS[axis]: values[-1] for axis, values in spent(run.records).items() if axis != "round"}
-        sent = {words: sum(r.get(f"bytes_{link}") or 0 for r in run.records) for link, words in LINK_NAMES.items()}
-        return found | {f"MB {words}": count / 1e6 for words, count in sent.items() if count}
+        sent = {link: sum(record.get(f"bytes_{link}") or 0 for record in run.records) for link in LINKS}
+        return found | {f"MB {key_title(link)}": count / 1e6 for link, count in sent.items() if count}
 
     columns = _spreads(shown, groups, costs)
     columns |= {"seeds": [len(group.runs) for group in groups]}

@@ -87,8 +87,8 @@ def test_numbers_are_those_of_the_records(runs: list[OneRun], shown: Shown, cont
     results = tables(contents)["results"]
     assert results["test accuracy"][place] == Spread.of([run.records[-1]["test_accuracy"] for run in both])
     assert results["samples"][place] == Spread.of([sum(record["samples"] for record in run.records) for run in both])
-    for way, words in enumerate(("from", "to")):
-        assert results[f"MB {words} clients"][place] == Spread.of([one[way] for one in work])
+    for place_of, way in enumerate(("up", "down")):
+        assert results[f"MB client {way}"][place] == Spread.of([one[place_of] for one in work])
     assert (results["seeds"][place], results["rounds"][place]) == (2, 3)
     settings = tables(contents)["differences"]
     apart = dict(zip(settings["key"], settings["fedavg"], strict=True))
