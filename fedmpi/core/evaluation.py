@@ -39,7 +39,7 @@ from fedmpi.local.work import LARGEST_LOSS, ClientTask, check_update, named_clie
 from fedmpi.models.flat import FlatModel
 from fedmpi.mpi import Cluster
 from fedmpi.records.history import Record
-from fedmpi.records.tables import Columns, Confusion
+from fedmpi.records.tables import Columns
 from fedmpi.tasks.evaluation import (
     JUDGED,
     LOSS,
@@ -89,8 +89,8 @@ class EvaluatedParts:
         self._data, self._table, self._streams = data, config.evaluation, Streams(config.seed)
         self._rows: int | None = None
         self.metrics = task_metrics(config)
-        self.confusion: Confusion | None = None
-        self._names = store.manifest.class_names
+        self.confusion: Ints | None = None  # of the test part, after the last evaluation
+        self.class_names = store.manifest.class_names
         self._kept: dict[str, tuple[Tensor, Tensor]] = {}
         for part in self.names:
             if not store.part_samples(part):
@@ -116,8 +116,8 @@ class EvaluatedParts:
                     "lower local.lr or server.optimizer.lr"
                 )
             facts |= found.facts(part)
-            if part == "test" and found.confusion is not None:
-                self.confusion = Confusion(found.confusion, self._names)
+            if part == "test":
+                self.confusion = found.confusion
         return facts
 
     def _evaluated(self, flat: FlatModel, model: Tensor, part: str, round: int) -> Evaluation:

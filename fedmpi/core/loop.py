@@ -231,8 +231,8 @@ class Simulation:
         if self.recorder is None or ending == "stopped":
             self.summary = self.history.summary(facts)
         else:
-            confusion = self.experiment.data_facts.evaluated.confusion
-            self.summary = self.recorder.finish(self.net.module, facts, confusion)
+            evaluated = self.experiment.data_facts.evaluated
+            self.summary = self.recorder.finish(self.net.module, facts, evaluated.confusion, evaluated.class_names)
 
     def close(self) -> None:
         """Close the progress display, if there is one."""

@@ -1,4 +1,4 @@
-"""Output of a run: rounds on the terminal, RUN/run.log, TensorBoard's events, and the table at its end."""
+"""Output of a run: rounds on the terminal, the table at its end, RUN/run.log, and TensorBoard's numbers."""
 
 from __future__ import annotations
 
@@ -192,28 +192,6 @@ class RunLog(logging.FileHandler):
 
 
 # --- TensorBoard ---
-
-
-class TensorBoard:
-    """Events in the run's folder: the numbers of every round."""
-
-    def __init__(self, folder: Path, first: int):
-        from torch.utils.tensorboard import SummaryWriter  # slow to import
-
-        self._writer = SummaryWriter(str(folder), purge_step=first)
-
-    def record(self, record: Record) -> None:
-        """Write the numbers of a finished round."""
-        for name, value in tags(record).items():
-            self._writer.add_scalar(name, value, record["round"])
-
-    def flush(self) -> None:
-        """Bring the events to the disk."""
-        self._writer.flush()
-
-    def close(self) -> None:
-        """Write the last events and close the file."""
-        self._writer.close()
 
 
 def tags(record: Record) -> dict[str, float]:

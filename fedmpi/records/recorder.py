@@ -10,26 +10,29 @@ import hashlib
 import json
 import logging
 import os
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
 from fedmpi.common.errors import RunFailure, UserError
 from fedmpi.common.files import lock_folder, make_folder, remedy, sync_folder, write_whole, writing
+from fedmpi.common.types import Ints
 from fedmpi.config import Config, config_toml
 from fedmpi.config.writing import not_repeatable
 from fedmpi.mpi import Cluster
 from fedmpi.mpi.ranks import on_server
 from fedmpi.records.checkpoint import Checkpoint, copied, model_file, newest_checkpoint, save_checkpoint
 from fedmpi.records.history import History, Record, as_line
-from fedmpi.records.progress import RunLog, TensorBoard
+from fedmpi.records.progress import RunLog, tags
 from fedmpi.records.provenance import changes_since, data_mark, digests, keep_sources, part_sources
-from fedmpi.records.tables import CLASSES, CONFUSION, Confusion, drop_clients_after, write_clients
+from fedmpi.records.tables import confusion_csv, drop_clients_after, write_clients
 
 log = logging.getLogger("fedmpi")
-FINAL = ("summary.json", "model.safetensors", CONFUSION, CLASSES)
+FINAL = ("summary.json", "model.safetensors", "confusion.csv")
 """Files about the final model."""
 OF_A_RUN = ("summary.json", "metrics.jsonl", "checkpoints")
 """Files and folders without which a folder holds no run."""
@@ -46,7 +49,7 @@ class Recorder:
         self._mark = data_mark(config, data).encode()
         self._sources = part_sources(config, warns=True)
         self._changes: list[tuple[str, str, str]] = []
-        self._tensorboard: TensorBoard | None = None
+        self._events: Any = None  # TensorBoard's SummaryWriter
         self._summed = hashlib.sha256()
         try:
             make_folder(folder)
@@ -116,7 +119,9 @@ class Recorder:
             write_whole(path, *kept)
             self.history.lines = kept
             if self.config.logging.tensorboard:
-                self._tensorboard = TensorBoard(self.folder, len(kept))
+                from torch.utils.tensorboard import SummaryWriter  # slow to import
+
+                self._events = SummaryWriter(str(self.folder), purge_step=len(kept))
         if checkpoint:
             log.info("resumed at round %d", first)
         return checkpoint
@@ -153,8 +158,9 @@ class Recorder:
                 file.write(line)
             self._summed.update(line)
             self.history.lines.append(line)
-            if self._tensorboard is not None:
-                self._tensorboard.record(record)
+            if self._events is not None:
+                for name, value in tags(record).items():
+                    self._events.add_scalar(name, value, record["round"])
 
     def checkpoint(self, next_round: int, tensors: dict[str, Tensor], header: Record) -> None:
         """Save a checkpoint from which the run resumes at `next_round`.
@@ -171,8 +177,8 @@ class Recorder:
                 with open(self.folder / "metrics.jsonl", "a") as file:
                     os.fsync(file.fileno())  # the checkpoint counts on the records
                 sync_folder(self.folder)
-                if self._tensorboard is not None:
-                    self._tensorboard.flush()
+                if self._events is not None:
+                    self._events.flush()
                 write_clients(self.folder, seen, next_round)
                 save_checkpoint(self.checkpoints, checkpoint, self.config.checkpoint.keep)
 
@@ -184,14 +190,16 @@ class Recorder:
         if saving is not None:
             saving.result()
 
-    def finish(self, model: nn.Module, facts: Record, confusion: Confusion | None = None) -> Record:
-        """Write the final model, its confusion matrix if known, and the summary; return the summary."""
+    def finish(
+        self, model: nn.Module, facts: Record, confusion: Ints | None = None, classes: Sequence[str] = ()
+    ) -> Record:
+        """Write the final model, its confusion matrix (C, C) if known, and the summary; return the summary."""
         self.saved()
         with writing(self.folder):
             write_clients(self.folder, self.history.take_clients(), self.history.rounds + 1)
             write_whole(self.folder / "model.safetensors", model_file(model))
-            for name, content in (confusion.files() if confusion is not None else {}).items():
-                write_whole(self.folder / name, content)
+            if confusion is not None:
+                write_whole(self.folder / "confusion.csv", confusion_csv(confusion, classes))
             kept = {"plugins": digests(self._sources)} if self._sources else {}
             summary = self.history.summary(facts | kept)
             write_whole(self.folder / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
@@ -209,8 +217,8 @@ class Recorder:
             except RunFailure as failure:  # the run has already ended with another failure
                 log.warning("%s", failure)
             with writing(self.folder):
-                if self._tensorboard is not None:
-                    self._tensorboard.close()
+                if self._events is not None:
+                    self._events.close()
         finally:
             self._thread.shutdown(wait=False)
             with suppress(OSError):

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -25,8 +23,6 @@ how many rounds the client was selected), float64 "loss", "accuracy", "tuned_los
 are such numbers."""
 
 CLIENTS = "clients.parquet"
-CONFUSION, CLASSES = "confusion.csv", "classes.csv"
-MEASURES = ("samples", "predicted", "precision", "recall", "f1")
 
 
 def write_clients(folder: Path, rows: Columns, next_round: int) -> None:
@@ -74,32 +70,9 @@ def last_evaluation(table: Columns) -> Columns:
     return {name: column[last] for name, column in table.items()}
 
 
-@dataclass(frozen=True)
-class Confusion:
-    """A confusion matrix of the test part and the names of its classes."""
-
-    counts: Ints  # (C, C): Rows are true classes, columns predicted ones
-    names: tuple[str, ...]  # C names
-
-    def classes(self) -> list[dict[str, Any]]:
-        """Return the samples, predictions, precision, recall and F1 of each class. Undefined values are 0."""
-        right, held, guessed = np.diag(self.counts), self.counts.sum(1), self.counts.sum(0)
-        ratios = right / np.maximum(guessed, 1), right / np.maximum(held, 1), 2 * right / np.maximum(held + guessed, 1)
-        columns = (held, guessed, *ratios)
-        return [
-            {"class": name, **{key: column[place].item() for key, column in zip(MEASURES, columns, strict=True)}}
-            for place, name in enumerate(self.names)
-        ]
-
-    def files(self) -> dict[str, bytes]:
-        """Return the contents of the two files by name."""
-        matrix = [["true \\ predicted", *self.names]]
-        matrix += [[name, *map(str, row)] for name, row in zip(self.names, self.counts.tolist(), strict=True)]
-        classes = [["class", *MEASURES], *([str(value) for value in one.values()] for one in self.classes())]
-        return {CONFUSION: _as_csv(matrix), CLASSES: _as_csv(classes)}
-
-
-def _as_csv(rows: Iterable[Sequence[str]]) -> bytes:
+def confusion_csv(counts: Ints, names: Sequence[str]) -> bytes:
+    """Return a confusion matrix (C, C) as CSV: rows are true classes, columns predicted ones."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
+    rows = [[name, *map(str, row)] for name, row in zip(names, counts.tolist(), strict=True)]
+    csv.writer(text, lineterminator="\n").writerows([["true \\ predicted", *names], *rows])
     return text.getvalue().encode()

@@ -45,7 +45,7 @@ def test_the_folder_holds_what_the_manual_lists(run: Done):
     events = {name for name in names if name.startswith("events.out.tfevents.")}
     assert names - events == {
         "config.toml", "metrics.jsonl", "summary.json", "model.safetensors", "checkpoints", "run.log", "plugins",
-        "confusion.csv", "classes.csv",
+        "confusion.csv",
     }  # fmt: skip
     assert len(events) == 1
 

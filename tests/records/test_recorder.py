@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import resource
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas
 import pytest
 import torch
 from safetensors.torch import load_file
+from sklearn.metrics import confusion_matrix
 from torch import nn
 
 import fedmpi
 from fedmpi import UserError
-from fedmpi.common.files import LOCK
+from fedmpi.common.files import LOCK, is_locked, lock_folder
 from fedmpi.config import load_config
 from fedmpi.data.opening import open_store
+from fedmpi.data.source import ClientData
 from fedmpi.mpi import BytesMoved, Cluster
 from fedmpi.records.checkpoint import newest_checkpoint
 from fedmpi.records.history import History, as_line
@@ -56,6 +62,35 @@ def content(run: Path) -> dict[str, bytes]:
 
 
 # Ownership of a folder
+
+
+def test_a_folder_in_use_is_rejected_with_its_owner_until_it_is_released(tmp_path: Path) -> None:
+    assert not is_locked(tmp_path / "nowhere")
+    first = lock_folder(tmp_path)
+    for resume in (False, True):
+        with pytest.raises(UserError, match=rf"in use by process {os.getpid()} on \S+\. .* remove {tmp_path / LOCK}$"):
+            fedmpi.run("fedavg", {"rounds": 1}, out=tmp_path, resume=resume)
+    assert is_locked(tmp_path)
+    first.release()
+    assert not is_locked(tmp_path) and not (tmp_path / LOCK).exists()
+    lock_folder(tmp_path).release()
+
+
+def test_the_folder_of_a_killed_process_of_this_host_is_free_at_once(tmp_path: Path) -> None:
+    child = os.fork()
+    if not child:
+        kept = lock_folder(tmp_path)
+        os.kill(os.getpid() if kept.is_locked else 0, signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL and (tmp_path / LOCK).exists()
+    assert not is_locked(tmp_path)
+    lock_folder(tmp_path).release()
+
+
+@pytest.mark.parametrize(("content", "owner"), [("4711\nanother-host\n", "process 4711 on another-host"), ("", "")])
+def test_an_owner_of_another_host_or_that_is_not_named_is_believed(tmp_path: Path, content: str, owner: str) -> None:
+    (tmp_path / LOCK).write_text(content)
+    with pytest.raises(UserError, match=f"{owner}.*remove"):
+        lock_folder(tmp_path)
 
 
 @pytest.mark.parametrize("name", OF_A_RUN)
@@ -288,6 +323,26 @@ def test_final_scores_are_those_of_the_last_evaluation() -> None:
     for record in ({"test_accuracy": 0.5, "client_accuracy_mean": 0.1}, {"test_accuracy": 0.6}, {"train_loss": 1.0}):
         history.lines.append(as_line({"round": history.rounds, **record}))
     assert history.summary({})["final"] == {"round": 2, "test_accuracy": 0.6, "train_loss": 1.0}
+
+
+def test_the_confusion_matrix_is_that_of_the_final_model_on_the_test_part(undisturbed: Path):
+    x, y = ClientData(open_store("digits")).test()
+    run = fedmpi.load_run(undisturbed)
+    with torch.no_grad():
+        guess = run.model(x).argmax(1).numpy()
+    found = pandas.read_csv(undisturbed / "confusion.csv", index_col=0)
+    np.testing.assert_array_equal(found, confusion_matrix(y.numpy(), guess, labels=range(10)))
+    assert [*found.columns] == list("0123456789")
+    f1 = 2 * np.diag(found) / np.maximum(found.sum(0).to_numpy() + found.sum(1).to_numpy(), 1)
+    assert f1.mean() == pytest.approx(run.records[-1]["test_macro_f1"], rel=1e-12)
+
+
+def test_validation_samples_are_not_in_the_confusion_matrix(tmp_path: Path):
+    x, y = np.random.default_rng(1).standard_normal((60, 4)), np.arange(60) % 3
+    data = fedmpi.ClientArrays(x, y, np.arange(60) % 4, test=(x[:21], y[:21]), val=(x[:35], y[:35]))
+    settings = {"rounds": 1, "clients.sampler": "all", "evaluation.on": "both", "logging.tensorboard": False}
+    fedmpi.run("fedavg", settings, data=data, out=tmp_path)
+    assert pandas.read_csv(tmp_path / "confusion.csv", index_col=0).sum(axis=1).tolist() == [7, 7, 7]
 
 
 @pytest.mark.parametrize(("every", "evaluated"), [(3, [2, 4]), (100, [4]), (1, [0, 1, 2, 3, 4])])
