@@ -1,1 +1,1 @@
-"""Benchmarks: fedmpi against a plain PyTorch loop, hand-written floors and other simulators; see README.md."""
+"""Benchmarks: fedmpi against a plain PyTorch loop and other simulators; see README.md."""

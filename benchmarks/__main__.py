@@ -1,4 +1,4 @@
-"""Time of a round of every contestant: naive loop, floors, fedmpi on 1, 2 and 3 ranks, installed peers.
+"""Time of a round of every contestant: naive loop, fedmpi on 1, 2 and 3 ranks, installed peers.
 
     python -m benchmarks                     W1, W2, W3, S4 and S6
     python -m benchmarks lstm LeNet          single models (`benchmarks.workloads`)

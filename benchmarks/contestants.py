@@ -1,4 +1,4 @@
-"""Contestants: the naive loop, the hand-written floors, fedmpi on 1, 2 and 3 ranks, and installed peers."""
+"""Contestants: the naive loop, fedmpi on 1, 2 and 3 ranks, and installed peers."""
 
 from __future__ import annotations
 
@@ -40,16 +40,13 @@ def contestants(
 ) -> list[Contestant]:
     """Return the contestants of a workload, the reference first; on a given device all of them use it."""
     place, ranks = device or "cpu", ((1, 2, 3) if device is None else (1, 2))
-    counts = (1, 2) if device is None else (1,)
     if quick:
-        ranks, counts = ((2,) if device is None else (1,)), (1,)
-    few = workload.task == "text" and not workload.each  # most clients take one step
+        ranks = (2,) if device is None else (1,)
+    fedmpi_rows = [by_fedmpi(workload, n, device=place) for n in ranks]
     if workload.wanted:
-        rows = [by_floor(workload, "gradient", n, quick, place) for n in counts]
-        return [*rows, *(by_fedmpi(workload, n, device=place) for n in ranks)]
-    rows = [by_floor(workload, "naive", 1, quick, place)]
-    rows += [by_floor(workload, name, n, quick, place) for name in ("tight", "merged")[: 1 + few] for n in counts]
-    rows += [by_fedmpi(workload, n, device=place) for n in ranks]
+        return fedmpi_rows
+    rows = [by_naive(workload, quick, place), *fedmpi_rows]
+    few = workload.task == "text" and not workload.each  # most clients take one step
     if quick:
         return rows
     if workload.own:
@@ -73,13 +70,12 @@ def find_peers(given: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def by_floor(workload: Workload, variant: str, processes: int, quick: bool, device: str = "cpu") -> Contestant:
+def by_naive(workload: Workload, quick: bool, device: str) -> Contestant:
     def command(data: Path, out: Path) -> list[str]:
-        arguments = [workload.name, variant, "--processes", str(processes), "--folder", str(data)]
-        arguments += ["--out", str(out / "result.json"), "--device", device, *(["--quick"] if quick else [])]
-        return [sys.executable, "-m", "benchmarks.floors", *arguments]
+        arguments = [workload.name, "--folder", str(data), "--out", str(out / "result.json"), "--device", device]
+        return [sys.executable, "-m", "benchmarks.naive", *arguments, *(["--quick"] if quick else [])]
 
-    return Contestant(f"{variant}, {processes} process(es)", command, _read_result, {"OMP_NUM_THREADS": "1"})
+    return Contestant("naive", command, _read_result, {"OMP_NUM_THREADS": "1"})
 
 
 def by_peer(

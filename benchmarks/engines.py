@@ -19,11 +19,10 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, TensorDataset
+from torch import Tensor
 
 from benchmarks.measure import CPU, in_turns, seconds_of, table
+from benchmarks.naive import train_round
 from benchmarks.workloads import MODELS, SAMPLES, Workload, samples
 from fedmpi.aggregation.exact import FloatSum
 from fedmpi.common.streams import Streams
@@ -66,25 +65,6 @@ class Synthetic:
         return self.all_x[index], self.all_y[index]
 
 
-def naive(batch: int, module: nn.Module, source: Synthetic) -> None:
-    """Train the clients sequentially with PyTorch's own tools; samples on the CPU, the module on its own device."""
-    device = next(module.parameters()).device
-    received = {name: value.clone() for name, value in module.state_dict().items()}
-    mean = {name: torch.zeros_like(value) for name, value in received.items()}
-    module.train()
-    for x, y in zip(source.x, source.y, strict=True):
-        module.load_state_dict(received)
-        optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
-        for some_x, some_y in DataLoader(TensorDataset(x, y), batch_size=batch, shuffle=True):
-            optimizer.zero_grad()
-            loss = cross_entropy(module(some_x.to(device)), some_y.to(device))
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-        for name, value in module.state_dict().items():
-            mean[name].add_(value, alpha=1 / len(source.y))
-    module.load_state_dict(received)
-
-
 def line(workload: Workload, passes: int, device: torch.device) -> list[str]:
     """Measure one model."""
     here, source = Synthetic(workload), Synthetic(workload, device)
@@ -102,7 +82,9 @@ def line(workload: Workload, passes: int, device: torch.device) -> list[str]:
 
     one, other = map(trained, engines)
     apart = float((one - other).norm() / one.norm())
-    trainings: list[Callable[[], object]] = [lambda: naive(workload.batch, plain, here)]
+    trainings: list[Callable[[], object]] = [
+        lambda: train_round(workload, plain, list(zip(here.x, here.y, strict=True)))
+    ]
     trainings += [lambda engine=engine: trained(engine) for engine in engines]  # type: ignore[misc]
     ways = [lambda way=way: seconds_of(way, device) for way in trainings]  # type: ignore[misc]
     seconds = in_turns(ways, passes + 1)[1:]

@@ -60,7 +60,7 @@ class Workload:
     largest: int = 0
     shape: tuple[int, ...] = PIXELS  # Shape of an image
     vocabulary: int = VOCABULARY  # Number of words
-    epochs: int = 1  # Local epochs E; more than one for the naive loop, the tight one, pfl and fedmpi only
+    epochs: int = 1  # Local epochs E; more than one for the naive loop, pfl and fedmpi only
 
     @property
     def description(self) -> DataDescription:
@@ -86,7 +86,7 @@ class Workload:
         return uniform(generator, self.clients, self.cohort).clients
 
     def network(self) -> nn.Module:
-        """Return the network of the naive loop, the floors and the peers, with fedmpi's initial weights."""
+        """Return the network of the naive loop and the peers, with fedmpi's initial weights."""
         return as_users_write_it(build(self.model, {}, self.description, 0))
 
 
@@ -211,17 +211,11 @@ def write(
     write_shards(raw, one_after_another, home, min(4, len(sizes)), 0, "python -m benchmarks")
 
 
-def all_samples(store: ShardStore) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the samples of all clients, copied into plain memory."""
-    x, y = store.rows(np.arange(store.samples))
-    return torch.from_numpy(x), torch.from_numpy(y.astype(np.int64))
-
-
 def client_tensors(store: ShardStore) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return the samples of each client, in the order of the clients."""
-    x, y = all_samples(store)
-    sizes = store.sizes.tolist()
-    return list(zip(torch.split(x, sizes), torch.split(y, sizes), strict=True))
+    """Return the samples of each client, copied into plain memory, in the order of the clients."""
+    x, y = store.rows(np.arange(store.samples))
+    parts = (torch.split(torch.from_numpy(part), store.sizes.tolist()) for part in (x, y.astype(np.int64)))
+    return list(zip(*parts, strict=True))
 
 
 def mean_loss(store: ShardStore, network: nn.Module) -> float:

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from benchmarks.measure import CPU
 from benchmarks.networks import parameters_of
 from benchmarks.workloads import client_tensors, find, mean_loss, prepare
 
@@ -20,6 +21,7 @@ class Race:
         parser = argparse.ArgumentParser(description=description)
         parser.add_argument("workload")
         parser.add_argument("--processes", type=int, default=1)
+        parser.add_argument("--device", type=torch.device, default=CPU, help="of the naive loop")
         parser.add_argument("--folder", type=Path, required=True)
         parser.add_argument("--out", type=Path, required=True)
         parser.add_argument("--quick", action="store_true")
@@ -27,6 +29,7 @@ class Race:
         torch.set_num_threads(1)
         self.workload = find(asked.workload, asked.quick)
         self.processes: int = asked.processes
+        self.device: torch.device = asked.device
         self.store = prepare(self.workload, asked.folder)
         self.clients: list[tuple[Tensor, Tensor]] = client_tensors(self.store)
         self.network: nn.Module = self.workload.network().train()

@@ -1,4 +1,4 @@
-"""The benchmarks compare like with like: floors compute what fedmpi computes, and one command gives the table."""
+"""Benchmarks compare like with like: the naive loop computes what fedmpi computes, and one command gives the table."""
 
 import gc
 import os
@@ -18,14 +18,14 @@ import fedmpi
 from benchmarks import __main__ as race
 from benchmarks.beside import bootstrap, fast_ratio
 from benchmarks.contestants import Contestant, Module, contestants, find_peers, settings
-from benchmarks.floors import Rounds
-from benchmarks.measure import ContestantFailed, in_turns, run_tree, spread
-from benchmarks.workloads import WORKLOADS, Workload, prepare, write
+from benchmarks.measure import CPU, ContestantFailed, in_turns, run_tree, spread
+from benchmarks.naive import train_round
+from benchmarks.networks import parameters_of
+from benchmarks.workloads import WORKLOADS, Workload, client_tensors, prepare, write
 from fedmpi import UserError
 from fedmpi.config import load_config
 from fedmpi.core.experiment import Experiment
 from fedmpi.core.loop import Simulation
-from tests.local.elsewhere import elsewhere
 
 FOLDER = Path(str(benchmarks.__file__)).parent
 # Whole local sets as batches: the order of the samples, which every contestant draws in its own way, has no effect.
@@ -33,17 +33,11 @@ IMAGES = replace(WORKLOADS["W1"], clients=6, cohort=3, batch=600, rounds=3, lr=0
 TEXTS = replace(WORKLOADS["W3"], clients=200, cohort=20, batch=100, rounds=3, lr=1.0)
 
 
-class NobodyElse:
-    """The barrier of a single process."""
-
-    def wait(self) -> None: ...
-
-
-def by_floor(workload: Workload, variant: str, folder: Path, device: torch.device | None = None) -> torch.Tensor:
-    rounds = Rounds(workload, prepare(workload, folder), variant, 1, device or torch.device("cpu"))
-    rounds.run(0, NobodyElse())  # type: ignore[arg-type]
-    assert device is None or rounds.model.device == device
-    return rounds.model.cpu().clone()
+def by_naive(workload: Workload, folder: Path, device: torch.device = CPU) -> torch.Tensor:
+    clients, network = client_tensors(prepare(workload, folder)), workload.network().to(device)
+    for round in range(workload.rounds):
+        train_round(workload, network, [clients[client] for client in workload.participants(round).tolist()])
+    return parameters_of(network).cpu()
 
 
 def by_fedmpi(workload: Workload, folder: Path, module: Module) -> torch.Tensor:
@@ -56,33 +50,19 @@ def by_fedmpi(workload: Workload, folder: Path, module: Module) -> torch.Tensor:
     return simulation.model
 
 
-@pytest.mark.parametrize(
-    ("workload", "variants"),
-    [(IMAGES, ["naive", "tight"]), (TEXTS, ["naive", "tight", "merged"]), (replace(IMAGES, epochs=3), ["tight"])],
-    ids=["images", "texts", "three epochs"],
-)
-def test_every_floor_computes_the_rounds_that_fedmpi_computes(workload: Workload, variants: list, tmp_path: Path):
+@pytest.mark.parametrize("workload", [IMAGES, TEXTS, replace(IMAGES, epochs=3)], ids=["images", "texts", "epochs"])
+def test_the_naive_loop_computes_the_rounds_that_fedmpi_computes(workload: Workload, tmp_path: Path):
     ours = by_fedmpi(workload, tmp_path, "layers")
-    start = Rounds(workload, prepare(workload, tmp_path), variants[0], 1).initial
-    moved = float((ours - start).norm())
+    moved = float((ours - parameters_of(workload.network())).norm())
     assert moved > 1e-3
-    for model in (by_fedmpi(workload, tmp_path, "one by one"), *(by_floor(workload, v, tmp_path) for v in variants)):
+    for model in (by_fedmpi(workload, tmp_path, "one by one"), by_naive(workload, tmp_path)):
         assert float((model - ours).norm()) < 1e-4 * moved
-
-
-@pytest.mark.parametrize("variant", ["naive", "tight", "merged", "gradient"])
-def test_floors_name_the_device_of_every_tensor(variant: str, tmp_path: Path):
-    workload = replace(TEXTS, wanted=50 if variant == "gradient" else 0, rounds=1)
-    here = by_floor(workload, variant, tmp_path)
-    with elsewhere() as device:
-        there = by_floor(workload, variant, tmp_path, device)
-    assert float((there - here).norm()) <= 1e-6 * float(here.norm())
 
 
 @pytest.mark.parametrize(
     ("words", "code", "shown"),
     [
-        (["--quick", "W3"], 0, ("torch ", "| naive, 1 process(es)", "| merged, 1 process(es)", "| fedmpi, 2 rank(s)")),
+        (["--quick", "W3"], 0, ("torch ", "| naive |", "| fedmpi, 2 rank(s)")),
         (["--quick", "--peer", "pfl"], 2, ("--peer pfl: write NAME=PYTHON",)),
         (["--peer", "pfi=python"], 2, ("pfl, blazefl",)),
     ],
@@ -137,7 +117,7 @@ def test_what_runs_too_long_is_ended_with_its_children(tmp_path: Path):
 def test_on_a_device_all_contestants_compute_there(tmp_path: Path):
     for device in ("cuda:1", None):
         rows = contestants(WORKLOADS["W3"], False, find_peers([f"pfl={sys.executable}"]), device)
-        assert [row.name for row in rows][:2] == ["naive, 1 process(es)", "tight, 1 process(es)"]
+        assert [row.name for row in rows][:2] == ["naive", "fedmpi, 1 rank(s)"]
         for row in rows:
             command = " ".join(map(str, row.command(tmp_path, tmp_path)))
             peer = "CUDA_VISIBLE_DEVICES" not in row.environment if device else "peers" in command
