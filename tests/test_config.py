@@ -20,19 +20,12 @@ def from_settings(*settings: str):
     return load_config(None, settings)
 
 
-@pytest.mark.parametrize("preset", [preset.name for preset in presets()])
-def test_every_preset_is_valid_and_names_its_paper(preset: str):
-    config = from_settings(f"preset={preset}")
-    assert config.preset == preset
-    described = next(p for p in presets() if p.name == preset)
-    assert described.paper and described.title and described.example.startswith("fedmpi train")
-
-
-@pytest.mark.parametrize("preset", [preset.name for preset in presets()])
-def test_the_complete_configuration_can_be_loaded_again(preset: str):
-    config = from_settings(f"preset={preset}", "seed=7", "model.hidden=[32]")
+@pytest.mark.parametrize("preset", presets(), ids=lambda preset: preset.name)
+def test_every_preset_names_its_paper_and_its_complete_configuration_can_be_loaded_again(preset: Any):
+    assert preset.paper and preset.title and preset.example.startswith("fedmpi train")
+    config = from_settings(f"preset={preset.name}", "seed=7", "model.hidden=[32]")
     again = build_config([("config.toml", tomllib.loads(config_toml(config)))])
-    assert again == config
+    assert again == config and config.preset == preset.name
     assert config_toml(again) == config_toml(config)
 
 
