@@ -34,32 +34,26 @@ NonNegative = Annotated[float, Field(ge=0, le=1e30)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
-def chooses(kind: str, default: str) -> BeforeValidator:
-    """Return the reader of a key that chooses a component; a table without a name has options of the default."""
+def chooses(kind: str, default: str | None = None) -> BeforeValidator:
+    """Return the reader of a key that chooses a component; without a default, of one that lists any, each once.
 
-    def read(value: Any) -> Chosen:
-        chosen = Chosen.read(kind, value, default)
+    A table without a name has options of the default.
+    """
+
+    def one(value: Any) -> Chosen:
+        chosen = Chosen.read(kind, value, default or "")
         if chosen.is_component:
             chosen.options, chosen.services  # noqa: B018 - rejects unknown names and wrong options
         return chosen
 
-    return BeforeValidator(read)
-
-
-def chooses_several(kind: str) -> BeforeValidator:
-    """Return the reader of a key that lists components of one kind, each once; a single one needs no list."""
-
-    def read(value: Any) -> tuple[Chosen, ...]:
-        found: list[Chosen] = []
-        for item in value if isinstance(value, list | tuple) else (value,):
-            chosen = Chosen.read(kind, item, "")
-            if chosen in found:
+    def several(value: Any) -> tuple[Chosen, ...]:
+        found = [one(item) for item in (value if isinstance(value, list | tuple) else [value])]
+        for chosen in found:
+            if found.count(chosen) > 1:
                 raise ValueError(f"{chosen.name} is listed twice")
-            chosen.options  # noqa: B018 - as above
-            found.append(chosen)
         return tuple(found)
 
-    return BeforeValidator(read)
+    return BeforeValidator(several if default is None else one)
 
 
 @dataclass(frozen=True)

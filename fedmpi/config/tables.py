@@ -26,7 +26,6 @@ from fedmpi.config.base import (
     Variants,
     WholeOrZero,
     chooses,
-    chooses_several,
     switch,
 )
 
@@ -93,7 +92,7 @@ class TaskTable(Table):
     """Loss. Classification and tokens: cross-entropy; label-smoothing (option smoothing). Multilabel: bce, binary
     cross-entropy of each label. Regression: mse. The first of each is the default. Or a custom
     "package.module:function": function(outputs (b, …), targets (b, …)) -> (b,), one value per sample."""
-    metrics: Annotated[tuple[Chosen, ...], chooses_several("metric")] = ()
+    metrics: Annotated[tuple[Chosen, ...], chooses("metric")] = ()
     """Metrics of the global model in addition to those of its kind (classification: accuracy and macro-f1; tokens:
     accuracy and perplexity; multilabel: accuracy, macro-f1, mean-average-precision; regression: mae, rmse, r2): top-k
     (option k); perplexity; or a custom "package.module:function": function(outputs, targets) -> dict of sums over the

@@ -19,7 +19,7 @@ TOGETHER = {
     3: [
         *("exchanges", "wait_politely", "sum_rounds window 24", "sum_rounds device 10", "gpus"),
         *("two_nodes window allreduce", "progress", "many_meetings 80", "server_away"),
-        *(*(f"without {what}" for what in LACKING)),
+        *(f"without {what}" for what in LACKING),
     ],
     4: ["exchanges", "two_nodes window auto"],
 }
