@@ -3,15 +3,19 @@ disclose their size otherwise are charged without bound."""
 
 import logging
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from fedmpi import UserError
 from fedmpi.clients.turnout import CohortDraw
 from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
+from fedmpi.core.accounts import Accounts
 from fedmpi.core.plan import Planner
 from fedmpi.privacy.sizes import LedgerEntry, PrivacyLedger, estimate_total, exposure, saturations
+from tests.end_to_end.in_process import run_into
 
 SIZES = np.array([10, 1, 30, 5, 5, 20, 9, 20], np.int64)
 PRIVATE = (
@@ -99,6 +103,15 @@ def test_a_checkpoint_without_an_account_is_rejected_by_name(lost: str):
     del state[lost]
     with pytest.raises(KeyError, match=lost):
         counting.load(state)
+
+
+def test_a_run_does_not_resume_without_its_accounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    settings = (*PRIVATE, "data.source=digits:clients=6", "rounds=3", "checkpoint.every=1", "model.hidden=[4]")
+    with monkeypatch.context() as patch:
+        patch.setattr(Accounts, "state", lambda self: {})
+        assert run_into(tmp_path / "RUN", *settings, stop_after=1) == 75
+    with pytest.raises(UserError, match="does not fit this run"):
+        run_into(tmp_path / "RUN", *settings, resume=True)
 
 
 def test_a_memoized_answer_is_paid_for_once():
