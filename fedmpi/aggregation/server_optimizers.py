@@ -6,7 +6,7 @@ Optimization"), Algorithm 2: no bias correction, second moments initialized to Ï
 A server optimizer is a class with a method `step` (w, update), or a function of the same form. Every rank takes the
 step itself, so nothing in it may depend on the rank. Both are float32 vectors (d,): w is changed in place, or its next
 value returned. A class lists its state between rounds in `state`, a tuple of attribute names. These vectors are zero at
-first unless its method `start` (w), called before a process's first step, sets them. They are stored in checkpoints;
+first unless its method `start` (w), called before the first round, sets them. They are stored in checkpoints;
 numbers and NumPy arrays may be among them.
 """
 
@@ -142,18 +142,21 @@ class Yogi(Adam):
 class ServerOptimizer:
     """Server optimizer of a run: one step per round on flat float32 vectors, bit-identical on every rank."""
 
-    def __init__(self, part: Component, options: Mapping[str, Any], trainable: int | None = None):
-        self.part, self.trainable = part, trainable
+    def __init__(self, part: Component, options: Mapping[str, Any], w: Tensor, trainable: int | None = None):
+        self.part, self.trainable, self._rounds = part, trainable, 0
         with calling(part):
             self._chosen = part.make(options)
         self._step = getattr(self._chosen, "step", self._chosen)
         self._by_blocks = part.object is sgd
         plain = self._step is self._chosen and callable(self._chosen)
         takes(part, self._step, "w", "update", method="" if plain else "step")
-        self.names = state_names(self._chosen)
-        self._resumed: dict[str, Tensor] = {}
-        self._started = False
-        self._rounds = 0
+        self.names, own = state_names(self._chosen), w[:trainable].clone()
+        with calling(part):
+            if hasattr(self._chosen, "start"):
+                self._chosen.start(own)
+        for name in self.names:
+            if not hasattr(self._chosen, name):
+                setattr(self._chosen, name, torch.zeros_like(own))
 
     def step(self, w: Tensor, update: Tensor, divisor: float = 1.0) -> None:
         """Update `w` by one step."""
@@ -167,7 +170,6 @@ class ServerOptimizer:
         if divisor != 1:
             update = update / divisor
         with calling(self.part, self._rounds):
-            self._start(w)
             before = w.clone() if self.part.foreign else None
             moved = self._step(w, update.clone() if self.part.foreign else update)
         if moved is None and before is not None and torch.equal(w, before) and bool(update.any()):
@@ -180,28 +182,14 @@ class ServerOptimizer:
         self._rounds += 1
 
     def state(self) -> dict[str, Tensor]:
-        """Return copies of the state, for a checkpoint; empty before the first step and without state."""
-        if not self._started:
-            return {name: value.clone() for name, value in self._resumed.items()}
+        """Return copies of the state, for a checkpoint."""
         return {name: state_tensor(self.part, self._chosen, name) for name in self.names}
 
     def load(self, state: Mapping[str, Tensor], rounds: int = 0) -> None:
-        """Restore the state of a checkpoint, and the number of rounds until then, once the next step calls `start`."""
+        """Restore the state of a checkpoint, and the number of rounds until then."""
         self._rounds = rounds
-        self._resumed = {name: value.clone() for name, value in state.items()}
-
-    def _start(self, w: Tensor) -> None:
-        """Prepare the first step of this process."""
-        if self._started:
-            return
-        if hasattr(self._chosen, "start"):
-            self._chosen.start(w)
-        for name in self.names:
-            if not hasattr(self._chosen, name):
-                setattr(self._chosen, name, torch.zeros_like(w))
-        for name, value in self._resumed.items():
-            setattr(self._chosen, name, _in_the_form_of(getattr(self._chosen, name), value))
-        self._started, self._resumed = True, {}
+        for name, value in state.items():
+            setattr(self._chosen, name, _in_the_form_of(getattr(self._chosen, name), value.clone()))
 
 
 def _in_the_form_of(before: Any, value: Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""Sampling designs and their first-order inclusion probabilities: uniform, by size, and in proportion to gradient norms
+"""Sampling designs and their first-order inclusion probabilities: uniform, and in proportion to gradient norms
 (FedSTaS, Algorithm 2: p_k = ‖IS(G_k)‖ / Σ ‖IS(G_k)‖).
 
 Pure functions over arrays. Stratified draws are in `strata.py`.
@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedmpi.clients.cohort import Cohort, full_participation, indices
+from fedmpi.clients.cohort import Cohort, full_participation
 from fedmpi.common.errors import UserError
 from fedmpi.common.types import Floats, Ints
 
@@ -27,32 +27,6 @@ def uniform(generator: np.random.Generator, available: Ints | int, count: int) -
         return full_participation(available)
     chosen = draw_uniformly(population, count, generator)
     return Cohort(chosen if isinstance(available, int) else available[chosen], np.full(count, count / population))
-
-
-def weighted(
-    generator: np.random.Generator, sizes: Ints, available: Ints | int, count: int, replace: bool = True
-) -> Cohort:
-    """Draw clients in proportion to their sizes n_k.
-
-    With replacement this is Scheme I of Li et al. 2020 ("On the Convergence of FedAvg on Non-IID Data"): `count`
-    independent draws with probability n_k / n, a client drawn twice counting twice; `inclusion` is the expected count
-    count · n_k / n. Without replacement it is a systematic importance draw (`importance`) by size.
-
-    Clients without samples are never drawn; UserError if no client of the whole population has a sample.
-    """
-    candidates = indices(available)
-    weights = sizes[candidates]
-    total = int(weights.sum())
-    if not sizes.any():
-        raise UserError("weighted participation needs a client with at least one sample: none has any")
-    if total == 0 or count == 0:
-        return full_participation(0)
-    if not replace:
-        return importance(generator, weights[weights > 0].astype(np.float64), candidates[weights > 0], count)
-    positions = generator.integers(0, total, count)
-    drawn = np.searchsorted(np.cumsum(weights), positions, side="right")
-    chosen, multiplicity = np.unique(drawn, return_counts=True)
-    return Cohort(candidates[chosen], count * (weights[chosen] / total), multiplicity.astype(np.int64))
 
 
 def importance(

@@ -19,7 +19,6 @@ from fedmpi.clients.designs import (
     one_after_another,
     proportional_inclusion,
     uniform,
-    weighted,
 )
 from fedmpi.clients.sampler import View
 from fedmpi.clients.strata import Rule, allocate
@@ -48,14 +47,28 @@ def uniform_clients(view: View) -> Cohort:
 
 @client_sampler(name="weighted")
 def weighted_clients(view: View, *, replace: bool = True) -> Cohort:
-    """Draw in proportion to the clients' samples n_k (Li et al. 2020, Scheme I).
+    """Draw in proportion to the clients' samples n_k.
+
+    With replacement this is Scheme I of Li et al. 2020 ("On the Convergence of FedAvg on Non-IID Data"): m independent
+    draws with probability n_k / n; `inclusion` is the expected number of draws, m n_k / n. Without replacement it is a
+    systematic importance draw by size. Clients without samples are never drawn.
 
     Parameters
     ----------
     replace : bool
         With replacement (a client drawn twice counts twice) or without.
     """
-    return weighted(view.generator, view.sizes, view.present, view.count, replace)
+    if not view.sizes.any():
+        raise UserError('clients.sampler = "weighted" needs a client with at least one sample: none has any')
+    holding = view.available[view.sizes[view.available] > 0]
+    weights = view.sizes[holding]
+    if not replace or not len(holding) or not view.count:
+        return importance(view.generator, weights.astype(np.float64), holding, view.count)
+    total = int(weights.sum())
+    positions = view.generator.integers(0, total, view.count)
+    drawn = np.searchsorted(np.cumsum(weights), positions, side="right")
+    chosen, multiplicity = np.unique(drawn, return_counts=True)
+    return Cohort(holding[chosen], view.count * (weights[chosen] / total), multiplicity.astype(np.int64))
 
 
 @client_sampler(name="importance", needs=("norms",))

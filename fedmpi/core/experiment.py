@@ -154,7 +154,7 @@ class Experiment:
         trainer = Trainer(config, cluster, engine, worker, observer, hooks)
         decisions = _decisions(config, streams, data, model, observer, trainer)
         chosen_step = config.server.optimizer.component
-        optimizer = ServerOptimizer(chosen_step, config.server.optimizer.options, model.trainable)
+        optimizer = ServerOptimizer(chosen_step, config.server.optimizer.options, model.initial, model.trainable)
         view = None
         if config.evaluation.clients is not None:
             rows = OwnRows.of(samples.originals, samples.rebalancing)

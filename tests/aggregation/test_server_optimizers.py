@@ -11,10 +11,10 @@ from fedmpi.common.registry import resolve
 UPDATES = [[0.5, -1.0, 0.0, 2e-3], [0.1, 3.0, -0.2, 0.0], [-0.4, 0.2, 0.2, 1.0]]
 
 
-def made(kind: str, trainable: int | None = None, **options: float) -> ServerOptimizer:
+def made(kind: str, w: torch.Tensor, trainable: int | None = None, **options: float) -> ServerOptimizer:
     """The built-in optimizer of this name, with those of the options that it has."""
     part = resolve("server optimizer", kind)
-    return ServerOptimizer(part, {name: value for name, value in options.items() if name in part.options}, trainable)
+    return ServerOptimizer(part, {name: value for name, value in options.items() if name in part.options}, w, trainable)
 
 
 def run(optimizer: ServerOptimizer, w: torch.Tensor, updates: list[list[float]] = UPDATES) -> torch.Tensor:
@@ -43,7 +43,9 @@ class Keeping:
 
 
 def test_what_is_remembered_comes_back_in_its_form_and_after_start():
-    whole, first, second, third = (ServerOptimizer(resolve("server optimizer", Keeping), {}) for _ in range(4))
+    whole, first, second, third = (
+        ServerOptimizer(resolve("server optimizer", Keeping), {}, torch.zeros(4)) for _ in range(4)
+    )
     expected = run(whole, torch.zeros(4), UPDATES)
     w = run(first, torch.zeros(4), UPDATES[:2])
     second.load(first.state(), 2)
@@ -59,7 +61,7 @@ def test_a_custom_optimizer_cannot_change_the_update():
         update.zero_()
 
     update = torch.tensor(UPDATES[1])
-    ServerOptimizer(resolve("server optimizer", greedy), {}).step(torch.zeros(4), update)
+    ServerOptimizer(resolve("server optimizer", greedy), {}, torch.zeros(4)).step(torch.zeros(4), update)
     assert update.tolist() == torch.tensor(UPDATES[1]).tolist()
 
 
@@ -68,8 +70,8 @@ def test_a_step_divides_the_sum_as_it_goes_bit_for_bit(kind: str):
     values = BLOCK + 100
     w, update = torch.randn(values), torch.randn(values)
     whole, parted, kept = w.clone(), w.clone(), update.clone()
-    made(kind, lr=0.3).step(whole, update / 7)
-    made(kind, trainable=values - 10, lr=0.3).step(parted, update, divisor=7)
+    made(kind, w, lr=0.3).step(whole, update / 7)
+    made(kind, w, trainable=values - 10, lr=0.3).step(parted, update, divisor=7)
     assert torch.equal(whole[:-10], parted[:-10])
     assert torch.equal(parted[-10:], (w + update / 7)[-10:])
     assert torch.equal(update, kept)

@@ -13,12 +13,11 @@ from scipy import stats
 
 from fedmpi import UserError
 from fedmpi.clients.cohort import cohort_size, full_participation
-from fedmpi.clients.designs import weighted
 from fedmpi.clients.devices import survivors
 from fedmpi.clients.sampler import ClientSampler, View
 from fedmpi.clients.strata import make_strata
 from fedmpi.common.registry import resolve
-from fedmpi.common.streams import Purpose, Streams
+from fedmpi.common.streams import Streams
 from tests.statistical.weighed import there
 
 FALSE_ALARM = 1e-6
@@ -37,10 +36,6 @@ DRAWS: dict[str, tuple[str, dict[str, Any]]] = {
     "neyman importance": ("stratified", {"allocation": "neyman"}),
     "equal importance": ("stratified", {"allocation": "equal"}),
 }
-
-
-def generator(round: int) -> np.random.Generator:
-    return Streams(11).generator(Purpose.COHORT, round)
 
 
 @pytest.mark.parametrize(("name", "count"), [(name, 2 + 3 * (place % 2)) for place, name in enumerate(DRAWS)])
@@ -77,7 +72,7 @@ def test_an_impossible_cohort_size_is_the_users_error(wanted: dict):
 
 def test_weighted_draws_from_clients_without_samples_are_the_users_error():
     with pytest.raises(UserError, match="at least one sample"):
-        weighted(generator(0), np.zeros(3, np.int64), 3, 2)
+        ClientSampler(resolve("client sampler", "weighted"), {}).draw(View(0, 2, np.zeros(3, np.int64), 3, Streams(6)))
 
 
 CLIENTS, ROUNDS = 60, 800

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from fedmpi.clients.cohort import Cohort, StrataSummary
-from fedmpi.clients.designs import uniform, weighted
+from fedmpi.clients.designs import uniform
 from fedmpi.clients.sampler import View
-from fedmpi.clients.samplers import stratified
+from fedmpi.clients.samplers import stratified, weighted_clients
 from fedmpi.clients.strata import _exact_shares, make_strata, systematic_rounding
 from fedmpi.common.streams import Purpose, Streams
 from tests.statistical.weighed import coefficients, planner
@@ -88,7 +88,7 @@ def test_weights_vary_as_the_paper_says_and_less_under_stratification() -> None:
     equal_sizes = np.full(clients, 600)
 
     def with_replacement(round: int) -> Cohort:
-        return weighted(streams.generator(Purpose.COHORT, round), equal_sizes, clients, m, replace=True)
+        return weighted_clients(View(round, m, equal_sizes, clients, streams))
 
     def without_strata(round: int) -> Cohort:
         return uniform(streams.generator(Purpose.COHORT, round), clients, m)
