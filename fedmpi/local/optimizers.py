@@ -28,17 +28,19 @@ else:
 
 @dataclass
 class AdamState:
-    """State of Adam over the t trainable values: moments and the number of steps taken."""
+    """State of Adam over the t trainable values, and its working memory."""
 
     first: Tensor  # (t,): running means of the gradient and of its square
     second: Tensor
-    steps: int = 0
+    gradient: Tensor  # (t,): valid within a step
+    scratch: Tensor
+    steps: int = 0  # number of steps taken
 
     @classmethod
     def fresh(cls, model: FlatModel) -> AdamState:
         """Build a state before the first step."""
         zeros = torch.zeros(model.trainable, dtype=model.dtype, device=model.device)
-        return cls(zeros, zeros.clone())
+        return cls(zeros, zeros.clone(), torch.empty_like(zeros), torch.empty_like(zeros))
 
     def reset(self) -> None:
         """Reset the state."""
@@ -105,9 +107,7 @@ class Adam:
         rule: LocalRule,
         start: Tensor | None,
         state: AdamState,
-        gradient: Tensor,
         gradient_views: list[Tensor],
-        scratch: Tensor,
         correction: Tensor | None = None,
         *,
         beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9,
@@ -115,17 +115,16 @@ class Adam:
         epsilon: Annotated[float, Field(ge=1e-30, le=1e30)] = 1e-8,
     ):
         self.values, self.rule, self.start, self.state = values, rule, start, state
-        self.gradient, self.gradient_views, self.scratch = gradient, gradient_views, scratch
-        self.correction = correction
+        self.gradient_views, self.correction = gradient_views, correction
 
     def step(self, gradients: Sequence[Tensor | None]) -> None:
-        state, gradient = self.state, self.gradient
+        state, gradient = self.state, self.state.gradient
         found = [(view, one) for view, one in zip(self.gradient_views, gradients, strict=True) if one is not None]
         if len(found) < len(gradients):
             gradient.zero_()
         torch._foreach_copy_([view for view, _ in found], [one for _, one in found])
         state.steps += 1
-        moments = state.first, state.second, self.scratch
+        moments = state.first, state.second, state.scratch
         adam_step(self.rule, state.steps, self.values, gradient, self.start, self.correction, *moments)
 
 

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from functools import cached_property
 from typing import NoReturn
 
 import numpy as np
@@ -130,48 +131,33 @@ class SequentialEngine:
             x, y = self.source.load(task.client, task.rows)
             loaded = time.perf_counter()
             report = WorkReport(clients=1, samples=len(y), load_seconds=loaded - started)
-            if len(y) >= self.model.least:
-                at, own = task.stream_round(round), hooks if hooks is not None and hooks.hooks.own_loss else None
-                self.model.begin_training(w, self.streams, at, task.client, rule.dropout)
-                correction = None if hooks is None else hooks.correction
-                optimizer = self._memory.optimizer(w, rule, state, correction)
-                more = own is not None or rule.own is not None
-                drawing = self.model.seeded(self.streams, at, task.client, more=more)
-                sparse = self.model.sparse_embeddings(self._prefer_sparse(rule, x))
-                with drawing, sparse, own.calling() if own else nullcontext():
-                    self._steps(optimizer, x, y, task, rule, round, report, own)
-                check_loss(report.loss_sum, rule.lr)
+            if len(y) < self.model.least:
+                return report
+            at, own = task.stream_round(round), hooks if hooks is not None and hooks.hooks.own_loss else None
+            self.model.begin_training(w, self.streams, at, task.client, rule.dropout)
+            optimizer = self._memory.optimizer(w, rule, state, None if hooks is None else hooks.correction)
+            drawing = self.model.seeded(self.streams, at, task.client, more=own is not None or rule.own is not None)
+            sparse = self.model.sparse_embeddings(self._prefer_sparse(rule, x))
+            losses, loss_of = self._memory.losses.zero_(), None if own is None else own.loss
+            on_cpu = losses.device.type == "cpu"
+            with drawing, sparse, own.calling() if own else nullcontext():
+                for batch_x, batch_y in self._batches(x, y, task, rule, round):
+                    loss, gradients = self.model.loss_gradient(batch_x, batch_y, loss_of)
+                    optimizer.step(gradients)
+                    rows = len(batch_y)
+                    if on_cpu:
+                        report.loss_sum += loss.item() * rows
+                    else:  # reading the loss would wait for the device
+                        losses.add_(loss, alpha=rows)
+                    report.steps += 1
+                    report.loss_count += rows
+            if not on_cpu:
+                report.loss_sum = float(losses)
+            check_loss(report.loss_sum, rule.lr)
             return report
 
     def _prefer_sparse(self, rule: LocalRule, x: Tensor) -> bool:
         return rule.optimizer == "sgd" and self.model.sparse_pays(batch_rows(rule, len(x)) * math.prod(x.shape[1:]))
-
-    def _steps(
-        self,
-        optimizer: LocalOptimizer,
-        x: Tensor,
-        y: Tensor,
-        task: ClientTask,
-        rule: LocalRule,
-        round: int,
-        report: WorkReport,
-        hooks: ClientHooks | None,
-    ) -> None:
-        device, losses = self.model.device, self._memory.losses
-        losses.zero_()
-        on_cpu = device.type == "cpu"
-        for batch_x, batch_y in self._batches(x, y, task, rule, round):
-            loss, gradients = self.model.loss_gradient(batch_x, batch_y, None if hooks is None else hooks.loss)
-            optimizer.step(gradients)
-            rows = len(batch_y)
-            if on_cpu:
-                report.loss_sum += loss.item() * rows
-            else:  # reading the loss would wait for the device
-                losses.add_(loss, alpha=rows)
-            report.steps += 1
-            report.loss_count += rows
-        if not on_cpu:
-            report.loss_sum = float(losses)
 
     def _batches(
         self, x: Tensor, y: Tensor, task: ClientTask, rule: LocalRule, round: int
@@ -225,26 +211,26 @@ class WorkingMemory:
         self.model = model
         self.vector = torch.empty_like(model.initial)
         self.losses = torch.zeros((), dtype=torch.float64, device=model.device)
-        self._kept: dict[str, Tensor] = {}
-        self._adam: AdamState | None = None
+
+    @cached_property
+    def _start(self) -> Tensor:
+        return torch.empty_like(self.vector[: self.model.trainable])
+
+    @cached_property
+    def _adam(self) -> AdamState:
+        return AdamState.fresh(self.model)
 
     def optimizer(
         self, w: Tensor, rule: LocalRule, state: AdamState | None, correction: Tensor | None = None
     ) -> LocalOptimizer:
         """Return the optimizer of one client's work on `w`."""
         values = w[: self.model.trainable]
-        start = self._take("start", values).copy_(values) if rule.proximal_mu else None
+        start = self._start.copy_(values) if rule.proximal_mu else None
         if rule.optimizer == "sgd":
             return SGD(values, self.model.views(w), rule, start, correction)
         if rule.own is not None:
             return Foreign(rule.own, self.model, values, rule, start, correction)
         if state is None:
-            state = self._adam = self._adam or AdamState.fresh(self.model)
+            state = self._adam
             state.reset()
-        gradient, scratch = self._take("gradient", values), self._take("scratch", values)
-        return Adam(values, rule, start, state, gradient, self.model.views(gradient), scratch, correction)
-
-    def _take(self, name: str, like: Tensor) -> Tensor:
-        if name not in self._kept:
-            self._kept[name] = torch.empty_like(like)
-        return self._kept[name]
+        return Adam(values, rule, start, state, self.model.views(state.gradient), correction)
