@@ -55,9 +55,9 @@ def client_sampler(*, needs: Sequence[str] = (), measures: Sequence[str] = ()) -
         Numbers of past participations that the server keeps (`NUMBERS`): `view.last(name)`, `view.age(name)`; and of
         `SERVICES`, "strata" or "norms" of the clients' gradients or labels: `view.strata`.
     measures : sequence of str
-        Numbers (`NUMBERS`) to be measured on the current model. The component is then a class with `candidates(view)`,
-        the clients to measure, and `draw(view)`, which reads the results from `view.fresh(name)`. For "update_norm" the
-        candidates are trained on trial; "seconds" is the time that they would take.
+        Numbers (`MEASURABLE`) to be measured on the current model. The component is then a class with
+        `candidates(view)`, the clients to measure, and `draw(view)`, which reads the results from `view.fresh(name)`.
+        "seconds" is the time that the candidates would take.
 
     Notes
     -----
@@ -65,7 +65,7 @@ def client_sampler(*, needs: Sequence[str] = (), measures: Sequence[str] = ()) -
     each a NumPy array or a number. Checkpoints contain them.
     """
     kept = _known("needs", needs, (*NUMBERS, *SERVICES))
-    return {"needs": kept, "measures": _known("measures", measures, NUMBERS)}
+    return {"needs": kept, "measures": _known("measures", measures, (*MEASURABLE, "seconds"))}
 
 
 @_registers("data sampler")

@@ -95,16 +95,12 @@ def _measured(c: ConfigTables) -> Rows:
     )
     timed = "seconds" in {*needs, *measures} and c.devices is None
     yield timed, "clients.sampler", "it draws by seconds, which only simulated time counts. Set devices = true"
-    for name, later in (
-        ("seconds", data.name == "exact" or c.samples.size.query == "selected"),
-        ("update_norm", data.name != "all"),
-    ):
-        yield (
-            name in measures and later,
-            "clients.sampler samples.sampler",
-            f"candidates are measured before the clients are drawn, and their samples are chosen after that. Set "
-            f'samples.sampler = "all", or draw by past numbers, needs = ("{name}",)',
-        )
+    yield (
+        "seconds" in measures and (data.name == "exact" or c.samples.size.query == "selected"),
+        "clients.sampler samples.sampler",
+        "candidates are measured before the clients are drawn, and their samples are chosen after that. Set "
+        'samples.sampler = "all", or draw by past numbers, needs = ("seconds",)',
+    )
 
 
 def _ranks(c: ConfigTables) -> Rows:
@@ -131,11 +127,7 @@ def _own_updates(c: ConfigTables) -> Rows:
         "attack": attacks_updates(c),
         "clients.sampler": "update_norm" in _needs(c),
     }
-    in_groups = {
-        "clients.sampler": needing["clients.sampler"] or "update_norm" in _measures(c),
-        "local.algorithm": local_algorithm(c) is not None,
-    }
-    for key, needs in (needing | in_groups).items():
+    for key, needs in (needing | {"local.algorithm": local_algorithm(c) is not None}).items():
         yield needs and _mediators(c), f"{key} topology", "each client's own update is needed, and none is formed"
 
 

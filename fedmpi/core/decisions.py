@@ -20,7 +20,6 @@ from fedmpi.local.pipeline import UpdateObserver
 from fedmpi.mpi import Cluster
 
 Measure = Callable[[int, Tensor, Ints, Sequence[str]], Floats]
-TrialNorms = Callable[[int, Tensor, Ints, Ints], Floats]
 
 
 @dataclass(eq=False)
@@ -33,7 +32,6 @@ class Inquiry:
     owned: tuple[int, int]  # First client of this rank and one past its last
     measure: Measure | None
     observer: UpdateObserver | None
-    trial: TrialNorms
 
     @staticmethod
     def measures(sampler: ClientSampler) -> bool:
@@ -79,14 +77,8 @@ class Inquiry:
         """Measure sorted clients on their owners; return the clients (k,) and numbers (k, names) on rank 0."""
         first, last = np.searchsorted(clients, self.owned)
         mine = clients[first:last]
-        seen = [name for name in names if name in MEASURABLE]
-        columns: dict[str, Floats] = {}
-        if seen:
-            assert self.measure is not None
-            columns |= zip(seen, self.measure(t, model, mine, seen).T, strict=True)
-        if "update_norm" in names:
-            columns["update_norm"] = self.trial(t, model, clients, mine)
-        table = np.stack([columns[name] for name in names], axis=1)
+        assert self.measure is not None
+        table = self.measure(t, model, mine, names)
         everybody, tables = self.cluster.gather(mine), self.cluster.gather(table.ravel())
         if everybody is None or tables is None:
             return None

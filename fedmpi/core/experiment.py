@@ -211,7 +211,7 @@ def _decisions(
             config, cluster, layout.owned, data.store.clients, model.trainable, samples.class_counts, probe, streams
         ),
         sampler=sampler,
-        inquiry=Inquiry(cluster, sampler, cohorts.numbers, layout.owned, measure, observer, trainer.trial_norms),
+        inquiry=Inquiry(cluster, sampler, cohorts.numbers, layout.owned, measure, observer),
         balance=BalanceLearner(layout.workers if learning else 0),
     )
 

@@ -17,13 +17,12 @@ from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
 from fedmpi.config.tables import Mediators, probe_of
 from fedmpi.core.placement import STEP_ROWS, Homes, Layout, equal_parts, longest_first, planned_cost
-from fedmpi.core.plan import rate_of
 from fedmpi.core.reduce import RankWork, check_work
 from fedmpi.data.shards import ShardStore
 from fedmpi.local.hooks import Hooks
 from fedmpi.local.optimizers import own_optimizer
 from fedmpi.local.pipeline import UpdateObserver
-from fedmpi.local.sequential import LocalEngine, SequentialEngine, update_norms
+from fedmpi.local.sequential import LocalEngine, SequentialEngine
 from fedmpi.local.work import ClientTask, LocalRule, RoundJob, Rows, WorkReport
 from fedmpi.mediators.relay import place_mediators, plan_relay, run_relay
 from fedmpi.mpi import Cluster
@@ -66,16 +65,11 @@ class Worker:
             rows = {"full": None, "batch": part.batch_size, "sample": 1}[probe_of(self.config)]
             batch = None if rows == "all" else rows
             return LocalRule(lr=plan.lr, epochs=None, steps=1, batch_size=batch, dropout=False)
-        return self.usual_rule(plan.lr)
-
-    def usual_rule(self, lr: float) -> LocalRule:
-        """Return the local rule at a learning rate, except for the initial probing step."""
-        part = self.config.local
         return replace(
             LocalRule.scheduled(part),
             optimizer="own" if self.own_optimizer else "adam" if part.optimizer.name == "adam" else "sgd",
             own=self.own_optimizer,
-            lr=lr,
+            lr=plan.lr,
             proximal_mu=part.proximal_mu + self.proximal_mu,
             **(part.optimizer.options if part.optimizer.name == "adam" else {}),
         )
@@ -245,7 +239,8 @@ class Trainer:
         self, plan: Plan, model: Tensor, total: Accumulator, further: Mapping[str, Accumulator] | None = None
     ) -> RankWork:
         """Add the weighted updates of this rank's clients to `total`, and the algorithm's sums to `further`."""
-        self._begin(plan.round, model, further or {})
+        if self.hooks is not None:
+            self.hooks.begin(plan.round, model, further or {})
         if self.homes is not None:
             self.homes.bring(plan.clients, self.layout.ranks(self.worker.trainers(plan)))
         first, self._began = not self._began, True
@@ -254,25 +249,11 @@ class Trainer:
             done = self._trained(plan, model, rule, total)
         return replace(done, cost=self.worker.cost(plan, done.report), steady=not first)
 
-    def trial_norms(self, round: int, model: Tensor, candidates: Ints, mine: Ints) -> Floats:
-        """Return norms of the updates that clients (k,) would make to the model (d,), float64 (k,); collective."""
-        self._begin(round, model, {})
-        if self.homes is not None:
-            self.homes.bring(candidates, self.layout.ranks(self.layout.owners(candidates)))
-        rule = self.worker.usual_rule(rate_of(self.config, round))
-        with self.loss.kept_generators():
-            return update_norms(self.sequential, mine, model, rule, round)
-
     def check(self, plan: Plan, sums: dict[str, float]) -> None:
         """Compare the round's work, summed over all ranks, with the plan; see `reduce.check_work`."""
         trainable = self.worker.sizes_of(plan) >= self.sequential.model.least
         expected = int(np.count_nonzero(trainable)) if self.worker.uses_all(plan) else None
         check_work(plan, sums, expected, visits(self.config) if len(plan.mediators) else None)
-
-    def _begin(self, round: int, model: Tensor, further: Mapping[str, Accumulator]) -> None:
-        """Start a round of the local algorithm, which adds its sums to `further`."""
-        if self.hooks is not None:
-            self.hooks.begin(round, model, further)
 
     def _trained(self, plan: Plan, model: Tensor, rule: LocalRule, total: Accumulator) -> RankWork:
         if not self.worker.uses_all(plan) and self.engine.merged is not None:

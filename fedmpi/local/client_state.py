@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.types import AnyArray, Ints
@@ -50,10 +49,6 @@ class ClientState:
     def clients(self) -> Ints:
         """Return the clients that have a record, sorted."""
         return np.sort(np.fromiter((*self._kept, *self._places), np.int64, len(self)))
-
-    def copy(self, client: int) -> Tensor:
-        """Return a copy (vectors, d) of a client's record, zeros if it has none."""
-        return torch.from_numpy(self._kept[client].copy() if client in self._kept else self.record(client))
 
     def record(self, client: int) -> AnyArray:
         """Return a client's record (vectors, d), zeros if it has none; not a copy if it is in memory."""

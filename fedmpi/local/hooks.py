@@ -182,14 +182,8 @@ class Hooks:
                 self.server[name] = tensors[f"{PREFIX}{name}"].clone()
 
     def _record(self, client: int) -> Tensor | None:
-        """Return a client's kept vectors (vectors, d), None if none are kept.
-
-        Built-in algorithms change them in `finish` only, after which they are stored in any case. They get the record
-        itself if it is in memory. Others get a copy, so that changes of a benchmark or before a failure can be undone.
-        """
-        if not self.client_state:
-            return None
-        return self.state.copy(client) if self.part.foreign else torch.from_numpy(self.state.record(client))
+        """Return a client's kept vectors (vectors, d), which hooks may change in place; None if none are kept."""
+        return torch.from_numpy(self.state.record(client)) if self.client_state else None
 
 
 class ClientHooks:

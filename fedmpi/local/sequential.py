@@ -13,12 +13,10 @@ from contextlib import nullcontext
 from functools import cached_property
 from typing import NoReturn
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.common.types import Floats, Ints
 from fedmpi.data.source import DataSource
 from fedmpi.local.hooks import ClientHooks, Hooks, deliver
 from fedmpi.local.optimizers import SGD, Adam, AdamState, Foreign, LocalOptimizer
@@ -32,7 +30,6 @@ from fedmpi.local.work import (
     WorkReport,
     batch_rows,
     check_loss,
-    check_update,
     named_client,
     needs_order,
     passes,
@@ -187,21 +184,6 @@ class SequentialEngine:
         torch.index_select(x, 0, rows, out=some_x)
         torch.index_select(y, 0, rows, out=some_y)
         return some_x, some_y
-
-
-def update_norms(engine: SequentialEngine, clients: Ints, start: Tensor, rule: LocalRule, round: int) -> Floats:
-    """Return ‖w_k − w‖ of the updates (k,) that clients would make from w = `start` (d,) in this round, float64 (k,).
-
-    NaN for clients with too few samples to train on.
-    """
-    norms, w = np.full(len(clients), np.nan), torch.empty_like(start)
-    for place in np.flatnonzero(engine.source.sizes[clients] >= engine.model.least).tolist():
-        task = ClientTask(int(clients[place]), None, 1.0)
-        engine.advance(w.copy_(start), task, rule, round, hooks=engine.hooks_of(task))
-        with named_client(task.client, engine.rank):
-            check_update(w.sub_(start), rule.lr)
-        norms[place] = float(torch.linalg.vector_norm(w, dtype=torch.float64))
-    return norms
 
 
 class WorkingMemory:

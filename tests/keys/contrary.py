@@ -28,11 +28,6 @@ class SecondsOnTrial:
         return view
 
 
-@client_sampler(measures=("update_norm",))
-class NormsOnTrial(SecondsOnTrial):
-    """Draws by the norms of the updates that its candidates would make."""
-
-
 @client_sampler(needs=("strata",))
 def by_strata(view):
     """Draws from strata in a custom way."""

@@ -127,7 +127,6 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
         [
             f"{SAMPLER}:SecondsOnTrial devices=true {PARTLY}=exact",
             f"{SAMPLER}:SecondsOnTrial devices=true {PARTLY}=bernoulli samples.size.query=selected",
-            f"{SAMPLER}:NormsOnTrial {RATIO}",
         ],
         [
             f"{SAMPLER}:SecondsOnTrial devices=true {PARTLY}=bernoulli",

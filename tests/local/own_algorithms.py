@@ -114,18 +114,12 @@ class Aliases(LocalAlgorithm):
 
 
 class Counting(LocalAlgorithm):
-    """Counts rounds before the steps, in place, and remembers the vectors that it has seen."""
+    """Counts rounds before the steps, in place."""
 
     client_state = ("rounds",)
 
-    def __init__(self):
-        self.seen: dict[int, list[Tensor]] = {}
-
     def correction(self, client, server, generator):
         client.rounds += 1
-
-    def finish(self, client, server, work, generator):
-        self.seen.setdefault(client.index, []).append(client.rounds)
 
 
 class Drawing(LocalAlgorithm):

@@ -15,8 +15,8 @@ from fedmpi import ClientFailure
 from fedmpi.common.streams import Purpose
 from fedmpi.local import measures
 from fedmpi.local.measures import ClientMeasures, Gradients, Probe
-from fedmpi.local.sequential import SequentialEngine, update_norms
-from fedmpi.local.work import ClientTask, LocalRule, schedule, step_count
+from fedmpi.local.sequential import SequentialEngine
+from fedmpi.local.work import LocalRule, schedule, step_count
 from fedmpi.models.flat import FlatModel
 from tests.local.synthetic import (
     SMALL_IMAGES,
@@ -133,16 +133,10 @@ def measured(model: FlatModel | None = None) -> ClientMeasures:
     return ClientMeasures(model or small(), SOURCE, STREAMS, rank=4)
 
 
-def test_clients_with_samples_are_measured_and_tried() -> None:
+def test_clients_with_samples_are_measured() -> None:
     measure, held = measured(), [size > 0 for size in SIZES]
     found = measure(0, measure.model.initial, np.arange(5), ("loss", "accuracy", "gradient_norm"))
     assert np.isfinite(found).tolist() == [[there] * 3 for there in held]
-    trying = SequentialEngine(small(), SOURCE, STREAMS)
-    norms = update_norms(trying, np.arange(5), trying.model.initial, EPOCHS, 0)
-    assert np.isfinite(norms).tolist() == held and (norms[held] > 0).all()
-    for client in (0, 2):
-        own, _ = summed(trying, trying.model, [ClientTask(client, None, 1.0)], EPOCHS)
-        assert norms[client] == pytest.approx(float(own.norm()), rel=1e-5)
 
 
 @pytest.mark.parametrize("factor", [np.inf, np.nan, None])
@@ -153,9 +147,6 @@ def test_a_client_whose_numbers_are_not_finite_is_named(factor: float | None) ->
         w[-4:] = torch.tensor([3e38, 3e38, 3e38, -3e38])  # the logits' bias: no class is far from the others but one
     with pytest.raises(ClientFailure, match="client 4 on rank 4.*its loss is not finite"):
         measure(0, w, np.array([4]), ("loss",))
-    trying, rule = SequentialEngine(small(), SOURCE, STREAMS, rank=4), LocalRule(lr=1e30, epochs=None, steps=1)
-    with pytest.raises(ClientFailure, match="client 4 on rank 4.*the update is not finite"):
-        update_norms(trying, np.array([4]), trying.model.initial, rule, 0)
 
 
 def test_a_model_that_draws_in_evaluation_mode_is_seeded_by_round_and_client() -> None:
