@@ -1,6 +1,10 @@
 """Checkpoints are complete or absent, the newest readable one counts, and only a few are kept."""
 
 import logging
+import os
+import threading
+import time
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save
 
+import fedmpi
 from fedmpi import UserError
 from fedmpi.records.checkpoint import (
     Checkpoint,
@@ -17,6 +22,7 @@ from fedmpi.records.checkpoint import (
     read_checkpoint,
     save_checkpoint,
 )
+from tests.end_to_end.runs import records
 
 FLIPS = 120
 UNSETTLED = {"round": 6, "lr": 0.1, "said": 'a name with "checksum":"' + "0" * 64 + '" and é'}
@@ -127,3 +133,52 @@ def test_damaged_checkpoints_are_set_aside_with_a_warning(
     for _ in range(2):
         with pytest.raises(UserError, match="all checkpoints"):
             newest_checkpoint(tmp_path)
+
+
+# Checkpoints are written beside the rounds
+
+SETTINGS = {
+    "rounds": 6,
+    "checkpoint.every": 2,
+    "checkpoint.keep": 9,
+    "logging.tensorboard": False,
+    "local.engine": "sequential",
+    "server.optimizer": "adam",
+}
+
+
+def test_rounds_continue_while_the_disk_stalls_and_the_checkpoint_is_that_of_its_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The first checkpoint, due after round 1, comes to the disk only in round 3, when model and record are others."""
+    run, fsync, go, stalled = tmp_path / "RUN", os.fsync, threading.Event(), []
+
+    def slow(handle: int) -> None:
+        if Path(os.readlink(f"/proc/self/fd/{handle}")).name.startswith(".round-") and not go.is_set():
+            stalled.append(threading.current_thread().name)
+            assert go.wait(60)
+        fsync(handle)
+
+    asked = count()
+
+    def release() -> bool:
+        if next(asked) == 3:
+            deadline = time.monotonic() + 60
+            while not stalled and time.monotonic() < deadline:  # rounds are quick, a busy machine's threads are not
+                time.sleep(0.01)
+            assert not (run / "checkpoints" / "round-00000002.safetensors").exists()
+            assert [one["round"] for one in records(run)] == [0, 1, 2]
+            go.set()
+        return False
+
+    fedmpi.run("fedavg", SETTINGS, out=tmp_path / "WHOLE")
+    monkeypatch.setattr("os.fsync", slow)
+    fedmpi.run("fedavg", SETTINGS, out=run, stop=release)
+    assert stalled == ["fedmpi-checkpoint_0"]
+    for one, other in zip(*(sorted((tmp_path / n / "checkpoints").iterdir()) for n in ("RUN", "WHOLE")), strict=True):
+        found, wanted = read_checkpoint(one), read_checkpoint(other)
+        assert found.next_round == wanted.next_round
+        assert found.tensors.keys() == wanted.tensors.keys() >= {"model", "server.m"}
+        assert all((found.tensors[name] == wanted.tensors[name]).all() for name in wanted.tensors)
+        assert found.header["unsettled"]["round"] == found.next_round - 1 == found.header["settled"]
+        assert "test_loss" not in found.header["unsettled"]

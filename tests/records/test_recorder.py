@@ -302,20 +302,17 @@ def test_the_seconds_of_a_run_are_those_of_all_its_parts(tmp_path: Path):
     ],
 )
 def test_the_best_round_is_the_first_of_equal_ones_judged_on_validation_if_there_is_one(
-    on: str, scores: list, summary: dict[str, Any], tmp_path: Path
+    on: str, scores: list, summary: dict[str, Any]
 ):
     """Scores are test accuracies, or test and validation accuracies; None means a round without evaluation."""
     keys = [f"evaluation.on={on}", "evaluation.target_accuracy=0.7"]
-    config = load_config(None, ["logging.tensorboard=false", *SETTINGS, *keys])
-    recorder = Recorder(tmp_path, config, resume=False)
+    history = History(load_config(None, [*SETTINGS, *keys]))
     for t, score in enumerate(scores):
         both = score if isinstance(score, tuple) else (score, None)
-        parts = {f"{part}_accuracy": both[part == "val"] for part in config.evaluation.parts(True)}
-        recorder.write({"round": t} | {name: value for name, value in parts.items() if value is not None})
-    found = recorder.finish(nn.Linear(2, 2), {})
-    recorder.close()
+        parts = {f"{part}_accuracy": both[part == "val"] for part in history.config.evaluation.parts(True)}
+        history.lines.append(as_line({"round": t, **{name: x for name, x in parts.items() if x is not None}}))
+    found = history.summary({})
     assert {key: found.get(key) for key in summary} == summary
-    assert recorder.history.rounds == len(scores)
 
 
 def test_final_scores_are_those_of_the_last_evaluation() -> None:
@@ -333,7 +330,7 @@ def test_the_confusion_matrix_is_that_of_the_final_model_on_the_test_part(undist
     found = pandas.read_csv(undisturbed / "confusion.csv", index_col=0)
     np.testing.assert_array_equal(found, confusion_matrix(y.numpy(), guess, labels=range(10)))
     assert [*found.columns] == list("0123456789")
-    f1 = 2 * np.diag(found) / np.maximum(found.sum(0).to_numpy() + found.sum(1).to_numpy(), 1)
+    f1 = 2 * np.diag(found) / np.maximum(found.to_numpy().sum(0) + found.to_numpy().sum(1), 1)
     assert f1.mean() == pytest.approx(run.records[-1]["test_macro_f1"], rel=1e-12)
 
 

@@ -130,16 +130,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
     return curve(run)
 
 
-def test_an_experiment_trains_with_a_server_and_two_workers(folder: Path):
-    experiment = REPOSITORY / "jobs" / "experiments" / "mnist_fedavg.toml"
-    job = train(folder, experiment, *choices("data.source=digits", "clients.count=5", "rounds=3"))
-    facts = job.wait_for_end()
-    assert (facts["JobState"], facts["ExitCode"]) == ("COMPLETED", "0:0"), job.words()
-    assert json.loads((job.run / "summary.json").read_text())["ranks"] == 3
-    assert [record["round"] for record in records(job.run)] == [0, 1, 2]
-    assert "test accuracy" in job.words()
-
-
 def test_wrong_input_fails_with_2_and_one_sentence_in_the_log(folder: Path):
     job = train(folder, RICH, *choices("local.lrr=1"))
     facts = job.wait_for_end()

@@ -143,7 +143,8 @@ WRONG: list[tuple[str, str]] = [
     ("[[sweep.run]]\npreset = 'fedavg'", "[[sweep.run]] needs a name"),
     ("[[sweep.run]]\nname = 'a'\n[[sweep.run]]\nname = 'a'\nrounds = 3", "needs a name of its own, not 'a'"),
     ("[[sweep.run]]\nname = 'a'\ndrop = true", "'a' is not in the base"),
-    ("[sweep]\nlocal.lr = [0.1, -1.0]", "run lr=-1.0"),
+    ("[sweep]\nlocal.lr = [0.1, -1.0]", "run lr=-1.0: local.lr"),
+    ("[sweep]\nattack = ['none', {name = 'noise', scale = -1.0}]", "run attack=noise,scale=-1.0: attack.scale"),
     ("[sweep]\npreset = ['fedavg', 'fedagv']", "did you mean fedavg?"),
     ("[[sweep.run]]\nname = 'a b'\n[[sweep.run]]\nname = 'a-b'\nrounds = 3", "run a-b: another run"),
     ("[[sweep.run]]\nname = 'shards'", "or the shards already use the folder"),
@@ -195,37 +196,6 @@ def test_a_list_can_hold_components_with_options(tmp_path: Path) -> None:
     assert [run.config.model.options for run in models.runs] == [{"hidden": [3]}, {}], "another one drops the options"
     metrics = planned('[sweep]\ntask.metrics = [["perplexity"], ["perplexity", {name = "top-k", k = 3}]]', tmp_path)
     assert [run.name for run in metrics.runs] == ["metrics=perplexity", "metrics=perplexity-top-k-k-3"]
-
-
-def test_variants_can_list_components_and_a_key_at_the_top_can_too(tmp_path: Path) -> None:
-    text = """
-    [sweep]
-    attack = ["none", {name = "noise", scale = 0.5}]
-    rebalance = [false, {alpha = 0.5}]
-    [[sweep.run]]
-    name = "a"
-    clients.sampler = ["uniform", {name = "oort", explore = 0.5}]
-    """
-    runs = named(planned(text, tmp_path))
-    assert set(runs) == {
-        f"a,{attack},{rebalance},{sampler}"
-        for attack in ("attack=none", "attack=noise,scale=0.5")
-        for rebalance in ("rebalance=false", "alpha=0.5")
-        for sampler in ("sampler=uniform", "sampler=oort,explore=0.5")
-    }
-    config = runs["a,attack=noise,scale=0.5,alpha=0.5,sampler=uniform"].config
-    assert (config.attack.name, config.attack.options["scale"], config.rebalance.alpha) == ("noise", 0.5, 0.5)
-
-
-def test_a_run_with_a_key_that_does_not_suit_it_is_named(tmp_path: Path) -> None:
-    variants = "".join(f'[[sweep.run]]\nname = "{p}"\npreset = "{p}"\n' for p in ("fedavg", "fedsampling"))
-    for text, settings, said in (
-        ("[sweep]\nlocal.lr = [0.1, -1]", (), r"run lr=-1: local.lr.* \(from [^ ]*mine.toml\)"),
-        ("[sweep]\nlocal.lr = [0.1]", ("local.momentu=7",), r"run lr=0.1: unknown key local.momentu"),
-        (f"[sweep]\nseed = [3]\n{variants}", (), r"run fedsampling,seed=3: clients.count \(from .*mine.toml\) has no"),
-    ):
-        with pytest.raises(UserError, match=f"^{said}"):
-            planned(text, tmp_path, settings)
 
 
 X, Y = np.zeros((4, 2), np.float32), np.array([0, 1, 0, 1])
