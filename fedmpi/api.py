@@ -294,7 +294,7 @@ def _rebuilt(folder: Path, summary: Record) -> nn.Module:
         table = read_toml(folder / "config.toml")
         config = given_config("fedavg", {key: table[key] for key in ("seed", "model") if key in table})
         try:
-            description = DataDescription.of(summary["data"])
+            description = DataDescription(**summary["data"])
         except (TypeError, ValueError) as error:
             raise UserError(f"{folder / 'summary.json'} does not say what the data look like ({error})") from None
         try:

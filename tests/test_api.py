@@ -312,7 +312,7 @@ def test_runs_are_read_from_their_folders_in_the_order_of_their_names(tmp_path: 
         one = made[run.folder.name]
         assert run.records == one.records and run.summary == one.summary and run.config == one.config
         assert same_values(run.model, one.model)
-        assert DataDescription.of(run.summary["data"]) == open_store("digits").description
+        assert DataDescription(**run.summary["data"]) == open_store("digits").description
     with pytest.raises(fedmpi.UserError, match="no folder named"):
         fedmpi.load_runs(tmp_path / "c")
     run = fedmpi.load_run(tmp_path / "a")

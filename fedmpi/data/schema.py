@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -31,7 +30,6 @@ VALIDATION = "val.h5"
 EXTRAS = "extras.h5"
 VOCABULARY = "vocabulary.txt"
 VECTORS = "vectors.npy"
-PARTIAL = ".partial"  # suffix of a file that is being written
 PREPARING = ".preparing"  # marks a folder whose manifest is not written yet
 FEATURES, LABELS, OFFSETS, CLIENT_IDS, CLASS_COUNTS = "x", "y", "offsets", "client_ids", "class_counts"
 CLASSES_NAMED = 10
@@ -131,11 +129,6 @@ class DataDescription:
         """Check whether outputs have the shape of the task; numbers may also have the shape of the targets."""
         own = self.targets == "regression" and shape[1:] == self.target_shape
         return shape[:1] == (samples,) and (own or shape[1:] == self.output_shape)
-
-    @classmethod
-    def of(cls, entries: Mapping[str, Any]) -> DataDescription:
-        """Return the description with these entries, as JSON gives them."""
-        return TypeAdapter(cls).validate_json(json.dumps(dict(entries)), strict=True)
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ from fedmpi.common.registry import Component, resolve
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.models import build
 from fedmpi.models.isolation import (
-    Pristine,
     check_memory,
     has_hooks,
     is_plain,
+    maker_of,
     seed_held_generators,
     travelling_buffers,
 )
@@ -63,9 +63,10 @@ class FlatModel:
         self.stacked_forms: dict[Any, Any] = {}
         self.least = 1
         prepared = partial(_prepared, masks=self.masks, device=self.device)
-        self._pristine = Pristine(prepared(module), rebuild and (lambda: prepared(rebuild())))
+        self._pristine = prepared(module)
+        self._fresh = maker_of(module, rebuild and (lambda: prepared(rebuild())), self.masks)
         self._viewed: tuple[Tensor, list[Tensor]] | None = None
-        self._hold(module if self.plain else self._pristine.fresh(self.masks))
+        self._hold(module if self.plain else self._fresh())
         if not self.parameters:
             raise UserError("the model has no trainable parameters. Set requires_grad of at least one")
         self.dtype, kinds = self.parameters[0].dtype, {value.dtype for value in self._values}
@@ -115,20 +116,17 @@ class FlatModel:
     @cached_property
     def frozen_checksum(self) -> int:
         """Return a checksum of constant parameters and float buffers, which are not communicated; 0 without any."""
-        module = self._pristine.module
-        trained = [value for value in module.parameters() if value.requires_grad]
-        travelling = {id(value) for value in (*trained, *travelling_buffers(module))}
-        values = (*module.parameters(), *module.buffers())
-        kept = [value for value in values if id(value) not in travelling and value.is_floating_point()]
+        travelling = set(map(id, travelling_buffers(self._pristine)))
         checksum = 0
-        for value in kept:
-            checksum = zlib.crc32(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().data, checksum)
+        for value in (*self._pristine.parameters(), *self._pristine.buffers()):
+            if value.is_floating_point() and not value.requires_grad and id(value) not in travelling:
+                checksum = zlib.crc32(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().data, checksum)
         return checksum
 
     def begin(self, flat: Tensor) -> None:
         """Reset the module to the values `flat` (d,), which steps then change in place."""
         if not self.plain:
-            self._hold(self._pristine.fresh(self.masks))
+            self._hold(self._fresh())
             self.module.train()  # it may leave layers in evaluation mode
         for count, first in self._counts:
             count.copy_(first)
@@ -220,7 +218,7 @@ class FlatModel:
     def copy(self) -> nn.Module:
         """Return a copy of the initial model as a plain torch module in evaluation mode."""
         self.look(self.initial)
-        return _as_given(self._pristine.fresh())
+        return _as_given(self._fresh())
 
     @property
     def layout(self) -> dict[str, slice]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable, Container
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -100,24 +101,18 @@ def copy_of(module: nn.Module, *shared: object) -> nn.Module:
         ) from error
 
 
-class Pristine:
-    """Module that is never run, and the way to make fresh ones: by copies, or by building it again."""
+def maker_of(module: nn.Module, rebuild: Callable[[], nn.Module] | None, *shared: object) -> Callable[[], nn.Module]:
+    """Return a function that makes fresh modules: copies of one that is never run, with the same `shared` objects.
 
-    def __init__(self, module: nn.Module, rebuild: Callable[[], nn.Module] | None):
-        self.module, self._rebuild = module, rebuild
-        self._copied = rebuild is None or not has_hooks(module)
-
-    def fresh(self, *shared: object) -> nn.Module:
-        """Return a module that has not been run; every copy refers to the same `shared` objects."""
-        if self._copied:
-            try:
-                return copy_of(self.module, *shared)
-            except UserError:
-                if self._rebuild is None:
-                    raise
-        assert self._rebuild is not None
-        self._copied = False
-        return self._rebuild()
+    Where hooks may refer to that module, or it has no copy, they are built again if there is a way to.
+    """
+    copied = partial(copy_of, module, *shared)
+    if rebuild is None or is_plain(module):
+        return copied
+    try:
+        return rebuild if has_hooks(module) or not copied() else copied
+    except UserError:
+        return rebuild
 
 
 def seed_held_generators(module: nn.Module, seed: int) -> None:

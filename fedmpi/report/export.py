@@ -68,7 +68,7 @@ def export(folder: Path, form: str, out: Path | None = None) -> tuple[Path, floa
     if form == "safetensors":
         content = model_file(network)
     else:
-        description = DataDescription.of(run.summary["data"])
+        description = DataDescription(**run.summary["data"])
         model = Deployed(network, description).eval()
         batches = [_samples(description, count) for count in SAMPLES]
         with torch.inference_mode(), _quietly(form):

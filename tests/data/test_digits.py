@@ -44,11 +44,8 @@ def test_options_are_read_from_the_name_and_the_mapping() -> None:
         ("digits:client=3", "did you mean clients"),
         ("digits:clients", "key=value"),
         ("digits:clients=many", "data.source.clients = 'many' does not suit digits"),
-        ("digits:clients=0", "data.source.clients"),
         ("digits:clients=1443,partition=iid", "1442"),
         ("digits:alpha=nan", "data.source.alpha"),
-        ("digits:partition=shards", "data.source.partition"),
-        ("digits:seed=-1", "data.source.seed"),
     ],
 )
 def test_impossible_options_are_rejected_in_a_sentence(where: str, words: str) -> None:
