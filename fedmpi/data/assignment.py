@@ -21,7 +21,6 @@ Rows = tuple[Ints, Ints]
 
 REDRAWS = 10
 _NEGLIGIBLE = 1e-12
-_LARGEST_TOTAL = 1e300
 
 
 def even_sizes(total: int, clients: int) -> Ints:
@@ -101,8 +100,6 @@ def dirichlet_by_class(
     leaves clients without samples is repeated up to `redraws` times; then, with `fill`, each empty client gets one
     random sample of the largest clients. Returns rows, offsets, and the number of clients that were filled.
     """
-    if not alpha * clients < _LARGEST_TOTAL:
-        raise UserError(f"alpha = {alpha:g} is too large for {clients} clients. Choose a smaller alpha")
     if fill and len(labels) < clients:
         raise UserError(
             f"{len(labels)} samples cannot give {clients} clients one each. Ask for at most {len(labels)} clients"

@@ -32,9 +32,6 @@ from fedmpi.data.statistics import kl_divergence, summarize
 ORIGINAL_COUNTS = "original_class_counts"
 """Array beside augmented shards: int (N, C), the clients' class counts without the copies."""
 
-MOST_COPIES = 1 << 32
-"""Largest number of copies: the list of the rows that they are made of would take 32 GiB."""
-
 
 def copies_per_sample(totals: Ints, alpha: float, reading: str = "ratio") -> Floats:
     """Expected number of augmented copies of one sample of every class (Algorithm 2, lines 2-5 and 11).
@@ -101,18 +98,9 @@ def rebalance(class_counts: Ints, alpha: float, reading: str, streams: Streams) 
 
     `class_counts` (N, C) is what every client sends to the server at the start (step 1 of the paper's workflow). The
     copies of each sample are the whole part of `copies_per_sample`, plus one with the probability of its fractional
-    part, drawn sample by sample from the stream (AUGMENT_COPIES, 0, client), as in `copies_of`. More than `MOST_COPIES`
-    are rejected.
+    part, drawn sample by sample from the stream (AUGMENT_COPIES, 0, client), as in `copies_of`.
     """
-    totals = class_counts.sum(axis=0)
-    copies = copies_per_sample(totals, alpha, reading)
-    expected = float(totals @ copies)
-    if expected > MOST_COPIES:
-        rarest = int(copies.argmax())
-        raise UserError(
-            f"rebalance.alpha = {alpha:g} asks for {expected:.3g} copies ({copies[rarest]:.3g} of each sample of class "
-            f"{rarest}), more than the {MOST_COPIES:,} that can be handled. Choose a smaller one, 0 to 1 by the paper"
-        )
+    copies = copies_per_sample(class_counts.sum(axis=0), alpha, reading)
     augmented, classes = class_counts.copy(), len(copies)
     for client in np.flatnonzero(class_counts @ copies):
         labels = np.repeat(np.arange(classes), class_counts[client])
