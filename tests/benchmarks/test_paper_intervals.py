@@ -33,14 +33,10 @@ def test_files_and_pages_are_consistent(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize(
     ("rows", "significant"),
-    [  # half-widths of n = 3: p = 0.05 where the mean equals it, 0.0135 at twice as much, 0.0001 at 23 times
+    [  # half-widths of n = 3: p = 0.05 where the mean equals it, 0.0135 at twice as much
         pytest.param(comparisons("1.1 0.1 2.1"), "yes", id="one comparison"),
         pytest.param(comparisons("1.1 0.1 2.1", "0.0 -1.0 1.0"), "no no", id="two comparisons, one at the limit"),
-        pytest.param(comparisons("2.0 1.0 3.0", "0.0 -1.0 1.0"), "yes no", id="two comparisons, one far from it"),
-        pytest.param(comparisons("-2.0 -3.0 -1.0", *["0.0 -1.0 1.0"] * 3), "no no no no", id="one of four"),
         pytest.param(comparisons(*["2.0 1.0 3.0"] * 4), "yes yes yes yes", id="four of four"),
-        pytest.param(comparisons("23.0 22.0 24.0", "1.1 0.1 2.1"), "yes yes", id="half of them certain"),
-        pytest.param(comparisons("0.50 0.30 0.83", "1.00 0.50 2.00", scale="ratio"), "no no", id="ratios"),
         pytest.param(comparisons("0.10 0.08 0.12", "1.00 0.50 2.00", scale="ratio"), "yes no", id="a clear ratio"),
     ],
 )
@@ -60,9 +56,7 @@ def test_benjamini_and_hochberg_decide_and_the_corrected_interval_agrees(
     [
         pytest.param("By +1.1 [+0.1, +2.1] ([data](data/x.csv)).", 0, id="the corrected interval"),
         pytest.param("By −1.1 [+0.1, +2.1] ([data](data/x.csv)).", 1, id="another value"),
-        pytest.param("By +1.1 [+0.1, +2.2] ([data](data/x.csv)).", 1, id="another interval"),
         pytest.param("By +1.1 [+0.1, +2.1].", 1, id="no link to the file"),
-        pytest.param("The interval is [+0.1, +2.1] ([data](data/x.csv)).", 1, id="no value"),
         pytest.param("Images in [0, 1], and `a[1, 2]`.", 0, id="not a confidence interval"),
     ],
 )
