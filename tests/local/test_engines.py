@@ -156,6 +156,13 @@ def test_a_client_that_diverges_is_named_by_every_engine(kind: type, rule: Local
         summed(made(kind, model, spoiled(factor, 4), rank=3, **options), model, tasks_of(spoiled(1.0)), rule)
 
 
+@pytest.mark.parametrize(("kind", "rule"), WAYS)
+def test_an_update_that_is_too_large_to_be_squared_is_a_divergence(kind: type, rule: LocalRule) -> None:
+    model = small()
+    with pytest.raises(ClientFailure, match="client .* lower local.lr"):
+        summed(made(kind, model, spoiled(1.0)), model, tasks_of(spoiled(1.0))[2:], replace(rule, lr=1e25))
+
+
 class Failing(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if len(x) == 3:
@@ -166,7 +173,7 @@ class Failing(nn.Linear):
 def test_a_model_that_fails_on_a_client_is_named_with_its_line_and_the_round() -> None:
     source, model = InMemorySource(SMALL_IMAGES, [5, 3]), FlatModel(Failing(36, 5))
     line = r"^client 1 on rank 0: KeyError: 'seven' \(\S+test_engines.py:\d+, round 4\)$"
-    with pytest.raises(ClientFailure, match=line), during(4):
+    with pytest.raises(ClientFailure, match=line), during(9), during(4):
         summed(made(SequentialEngine, model, source), model, tasks_of(source), WHOLE)
 
 
