@@ -30,7 +30,7 @@ from data_prep.output import FULL, check_folder
 from data_prep.partitions import Request, completed
 from data_prep.partitions import partition as partition_by
 from data_prep.raw import READING, DataSet, RawDataset, ReadOptions, Source, Tally
-from data_prep.writer import check_numbers, write_shards
+from data_prep.writer import write_shards
 from fedmpi.common.errors import UserError, suggestion
 from fedmpi.common.files import named_folder
 from fedmpi.common.options import type_text
@@ -158,11 +158,13 @@ def prepare(
     partition: Annotated[str, typer.Option(metavar="NAME", help="Assignment of samples to clients.")],
     out: Annotated[Path, typer.Option(metavar="DIR", parser=named_folder, help="The folder to write.")],
     clients: Annotated[int | None, typer.Option(metavar="N", help="Clients; some partitions count them.")] = None,
-    shards: Annotated[int, typer.Option(metavar="S", help="Training shards.")] = 8,
+    shards: Annotated[int, typer.Option(metavar="S", min=1, help="Training shards.")] = 8,
     seed: Annotated[int, typer.Option(metavar="N", min=0, max=2**64 - 1, help="Seed of the partition.")] = 0,
     raw: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the official files are.")] = None,
     download: Annotated[bool, typer.Option("--download", help="Fetch the files from their official address.")] = False,
-    val: Annotated[float, typer.Option(metavar="FRACTION", help="Share of every client kept for validation.")] = 0.0,
+    val: Annotated[
+        float, typer.Option(metavar="FRACTION", min=0, max=0.99, help="Share of every client kept for validation.")
+    ] = 0.0,
     strict: Annotated[bool, typer.Option("--strict", help="Reject rows that cannot be read.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier preparation in DIR.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the names and options, write nothing.")] = False,
@@ -172,7 +174,6 @@ def prepare(
     parts = [data.reading, *([data.own] if data.own is not None else []), scheme]
     given = parse_options(context, parts)
     completed(scheme, clients, given[scheme])
-    check_numbers(shards, val)
     if dry_run:
         check_folder(out, overwrite)
     folder = _locate(data, raw, download)

@@ -24,6 +24,7 @@ from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import AnyArray, Ints
 from fedmpi.data.arrays import ClientArrays
 from fedmpi.data.assignment import inverse_of, ownership
+from fedmpi.data.augmentation import AugmentedStore
 from fedmpi.data.schema import (
     CLASS_COUNTS,
     CLIENT_IDS,
@@ -42,6 +43,7 @@ from fedmpi.data.schema import (
     shard_name,
     wrong_target,
 )
+from fedmpi.data.shards import ShardStore
 
 _HOLD_OUT_STREAM = 1  # the partition itself draws from stream 0
 
@@ -64,7 +66,6 @@ def write_shards(
     Rows of the partition are numbers of rows for training. `held` gives validation rows and the offsets of their
     clients, instead of a share of every client's rows.
     """
-    check_numbers(shards, val_fraction)
     folder = Path(out)
     plan = _planned(raw, partition, shards, seed, val_fraction, held)
     _check(plan.raw)
@@ -243,14 +244,6 @@ def _write_beside(raw: RawDataset, folder: Path) -> dict[str, Any]:
     return found
 
 
-def check_numbers(shards: int, val_fraction: float) -> None:
-    """Check the number of shards and the share of validation samples; raise `UserError` if one is invalid."""
-    if shards < 1:
-        raise UserError(f"--shards {shards} is impossible. Ask for at least one")
-    if not 0.0 <= val_fraction < 1.0:
-        raise UserError(f"--val {val_fraction} is impossible. Give a fraction of at least 0 and below 1")
-
-
 def _check(raw: RawDataset) -> None:
     """Reject a data set that does not fit its own description."""
     for which, rows in (("training", raw.train), ("test", raw.test)):
@@ -272,25 +265,62 @@ def write_arrays(arrays: ClientArrays, out: Path, shards: int, overwrite: bool) 
     """Write the samples of `arrays` as shards, in their order and with their description."""
     if isinstance(shards, bool) or not isinstance(shards, int) or shards < 1:
         raise UserError(f"shards = {shards!r} is impossible. Give a whole number of at least 1")
-    clients, samples = len(arrays.offsets) - 1, len(arrays.x)
-    named = arrays.client_ids.dtype.kind == "U"
-    users = np.arange(clients) if named else None
-    partition = Partition(np.arange(samples), arrays.offsets, law="given", users=users)
-    parts = [(arrays.x, arrays.y), arrays.test, *([] if arrays.val is None else [arrays.val])]
-    rows = np.arange(sum(len(y) for _, y in parts))
-    test, val = np.split(rows[samples:], [len(arrays.test[1])])
-    raw = RawDataset(
-        name=arrays.name,
-        class_names=tuple(arrays.store.manifest.class_names),
-        read=rows_of(*(x for x, _ in parts)),
-        y=np.concatenate([y for _, y in parts]),
-        train=rows[:samples],
-        test=test,
-        user_names=tuple(map(str, arrays.client_ids.tolist())) if named else None,
-        vocabulary=tuple(map(str, range(arrays.description.vocabulary))),
-        **described(arrays.description),
-    )
-    held = None if arrays.val is None else (val, arrays.val_offsets)
-    command = "fedmpi.ClientArrays.save"
-    write_shards(raw, partition, out, min(shards, clients), 0, command, overwrite=overwrite, held=held)
+    clients = len(arrays.offsets) - 1
+    write_again(arrays.store, arrays.store, out, min(shards, clients), 0, "fedmpi.ClientArrays.save", overwrite)
     return out
+
+
+def write_again(
+    store: ShardStore,
+    samples: ShardStore | AugmentedStore,
+    out: Path,
+    shards: int,
+    seed: int,
+    command: str,
+    overwrite: bool,
+    extras: dict[str, AnyArray] | None = None,
+    **drawn: Any,
+) -> None:
+    """Write these samples of the clients of a store, and its other parts, as new shards.
+
+    `extras` are further arrays, `drawn` the other fields of `Partition` than rows, offsets and users.
+    """
+    manifest, val, ids = store.manifest, store.validation(), store.client_ids
+    parts = [store.test(), *([] if val is None else [val])]
+    count = int(samples.offsets[-1])
+    rows = np.arange(count + sum(len(y) for _, y in parts))
+    test, held = np.split(rows[count:], [len(parts[0][1])])
+    others = rows_of(*(x for x, _ in parts))
+
+    def read(wanted: Ints) -> AnyArray:
+        mine = wanted < count
+        found = np.empty((len(wanted), *store.description.feature_shape), store.description.dtype)
+        found[mine], found[~mine] = samples.rows(wanted[mine])[0], others(wanted[~mine] - count)
+        return found
+
+    named = ids.dtype.kind == "U"
+    labels = [samples.labels(client) for client in range(store.clients)]
+    raw = RawDataset(
+        name=manifest.dataset,
+        class_names=tuple(manifest.class_names),
+        read=read,
+        y=np.concatenate([*labels, *(y for _, y in parts)]),
+        train=rows[:count],
+        test=test,
+        user_names=tuple(map(str, ids.tolist())) if named else None,
+        skipped=manifest.skipped,
+        licence=manifest.licence,
+        citation=manifest.citation,
+        extras=extras or {},
+        vocabulary=tuple(map(str, range(store.description.vocabulary))),
+        understood=manifest.understood,
+        **described(store.description),
+    )
+    partition = Partition(
+        rows[:count],
+        samples.offsets,
+        users=np.arange(store.clients) if named else ids,
+        **{"law": manifest.partition, **drawn},
+    )
+    beside = None if val is None else (held, store.validation_offsets)
+    write_shards(raw, partition, out, shards, seed, command, overwrite=overwrite, held=beside)
