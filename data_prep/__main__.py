@@ -303,15 +303,12 @@ def _locate(data: DataSet, raw: Path | None, download: bool) -> Path | None:
     return raw
 
 
-def cache_folder(name: str) -> Path:
-    """Return the cache folder of a data set: $DATA_PREP_CACHE/name, else the user's cache folder."""
-    root = os.environ.get("DATA_PREP_CACHE")
-    return Path(root).expanduser() / name if root else Path(pooch.os_cache("data_prep")) / name
-
-
 def fetch(name: str, sources: tuple[Source, ...], folder: Path | None = None) -> Path:
-    """Download the files of a data set unless they are cached, check them and unpack the archives."""
-    target = folder or cache_folder(name)
+    """Download the files of a data set unless they are cached, check them and unpack the archives.
+
+    The cache is $DATA_PREP_CACHE, else the user's cache folder.
+    """
+    target = folder or Path(os.environ.get("DATA_PREP_CACHE") or pooch.os_cache("data_prep")).expanduser() / name
     for source in sources:
         unpack = pooch.Unzip if source.filename.endswith(".zip") else pooch.Untar
         packed = source.filename.endswith(ARCHIVES)

@@ -21,7 +21,6 @@ from data_prep.holdout import hold_out_test
 from data_prep.raw import TEXT_OPTIONS, UNKNOWN, DataSet, RawDataset, ReadOptions, Source, Tally, measure, rows_of
 from fedmpi.common.calling import calling, refuse_result
 from fedmpi.common.errors import UserError, suggestion
-from fedmpi.common.options import type_text
 from fedmpi.common.registry import Component, register, resolve
 from fedmpi.data.opening import load_digits_split
 
@@ -283,12 +282,9 @@ def _register(data: DataSet) -> None:
     read.__name__ = read.__qualname__ = data.name
     read.__annotations__ = {name: Annotated[field.annotation, field] for name, field in options.items()}
     read.__signature__ = Signature([*positional, *keywords])  # type: ignore[attr-defined]
-    listed = "".join(
-        f"\n{name} : {type_text(field.annotation)}\n    {field.description}" for name, field in options.items()
-    )
     size = "data of your own" if data.samples == "yours" else data.size
     files = f"; --raw names {data.files}" if data.files else ""
-    read.__doc__ = f"{size[:1].upper()}{size[1:]}{files}." + (f"\n\nParameters\n----------{listed}" if options else "")
+    read.__doc__ = f"{size[:1].upper()}{size[1:]}{files}."
     register("data set", data.name)(read)
 
 

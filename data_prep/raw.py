@@ -107,12 +107,6 @@ def rows_of(*parts: AnyArray) -> Callable[[Ints], AnyArray]:
     return read
 
 
-def described(description: DataDescription) -> dict[str, Any]:
-    """Return the fields of `RawDataset` that describe prepared data."""
-    names = ("task", "classes", "feature_shape", "dtype", "mean", "std", "targets")
-    return {name: getattr(description, name) for name in names}
-
-
 def row_bytes(raw: RawDataset) -> int:
     """Return the bytes of the features of one row."""
     return int(np.prod(raw.feature_shape, dtype=np.int64)) * np.dtype(raw.dtype).itemsize

@@ -17,7 +17,7 @@ import numpy as np
 from data_prep.holdout import balanced_rows, hold_out_validation
 from data_prep.output import entry, new_h5, preparing, reserve, store
 from data_prep.partitions import Partition, class_count_blocks
-from data_prep.raw import RawDataset, described, row_bytes, rows_of
+from data_prep.raw import RawDataset, row_bytes, rows_of
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import whole_file, write_whole
 from fedmpi.common.streams import Purpose, Streams
@@ -45,6 +45,8 @@ from fedmpi.data.schema import (
 )
 from fedmpi.data.shards import ShardStore
 
+DESCRIBED = ("task", "classes", "feature_shape", "dtype", "mean", "std", "targets")
+"""Fields of the description of shards that `RawDataset` has, too."""
 _HOLD_OUT_STREAM = 1  # the partition itself draws from stream 0
 
 CHUNK_BYTES = 8 << 20  # larger ones leave the allocator's reuse, and each fresh page costs a fault
@@ -314,7 +316,7 @@ def write_again(
         extras=extras or {},
         vocabulary=tuple(map(str, range(store.description.vocabulary))),
         understood=manifest.understood,
-        **described(store.description),
+        **{name: getattr(store.description, name) for name in DESCRIBED},
     )
     partition = Partition(
         rows[:count],
