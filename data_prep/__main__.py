@@ -115,7 +115,7 @@ def list_all() -> None:
     console = Console()
     lists = {"DATA SETS": {name: list(_about(data)) for name, data in DATASETS.items()}}
     lists["PARTITIONS (--partition NAME)"] = {
-        part.name: [part.title, *starmap(_about_option, part.options.items())] for part in components("partition")
+        part.name: [part.title, *starmap(_about_option, part.fields.items())] for part in components("partition")
     }
     lists["OPTIONS OF DATA SETS"] = {flag(name): [field.description or ""] for name, field in READING.items()}
     wrapper = textwrap.TextWrapper(min(console.width, WIDEST), break_long_words=False, break_on_hyphens=False)
@@ -212,7 +212,7 @@ def augment(
     Example: python -m data_prep augment shards/mnist --alpha 0.67 --out shards/mnist-augmented
     """
     keys = {name: RebalanceTable.model_fields[name] for name in COPIED}
-    (options,) = parse_options(context, [Component("data set", "augment", RebalanceTable, own_options=keys)]).values()
+    (options,) = parse_options(context, [Component("data set", "augment", own=keys)]).values()
     part = RebalanceTable(**options)
     done = write_augmented(folder, out, part, seed, overwrite, command_of(context))
     original, copied = int(done.original_sizes.sum()), int(done.added.sum())
@@ -251,7 +251,7 @@ def parse_options(context: typer.Context, takers: Sequence[Component]) -> dict[C
     reserved = ["help", *(parameter.name or "" for parameter in context.command.params)]
     taken: dict[str, dict[Component, FieldInfo]] = {}
     for part in takers:
-        for name, field in part.options.items():
+        for name, field in part.fields.items():
             taken.setdefault(name, {})[part] = field
             if name in reserved:
                 raise UserError(f"{flag(name)} is an option of data_prep itself. Rename the option of your component")

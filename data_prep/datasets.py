@@ -232,7 +232,7 @@ def data_set(name: str, given: Mapping[str, Any] | None = None) -> DataSet:
             citation=UNKNOWN,
             files="what your reader reads",
             reader=lambda _, raw, options, tally: read_own(part, given or {}, raw, options, tally),
-            options=OF_ARRAYS - part.options.keys(),
+            options=OF_ARRAYS - part.fields.keys(),
             raw="folder" if reads_files(part) else "none",
             own=part,
         )
@@ -276,7 +276,7 @@ def _register(data: DataSet) -> None:
     def read(raw: Path = Path(), **options: Any) -> RawDataset:
         return data.read(Path(raw), ReadOptions(**options), Tally())
 
-    options = data.reading.options
+    options = data.reading.own
     positional = [] if data.raw == "none" else [Parameter("raw", Parameter.POSITIONAL_OR_KEYWORD)]
     keywords = [Parameter(name, Parameter.KEYWORD_ONLY, default=field.default) for name, field in options.items()]
     read.__name__ = read.__qualname__ = data.name

@@ -187,7 +187,7 @@ class ReadOptions:
         return self.length or 30
 
 
-READING = options_of(ReadOptions)[0]
+READING = options_of(ReadOptions)
 TEXT_OPTIONS = frozenset({"length", "vocabulary", "vectors"})
 
 
@@ -257,7 +257,7 @@ class DataSet:
     def reading(self) -> Component:
         """The options of reading it, as those of a component."""
         options = {name: field for name, field in READING.items() if name in self.options}
-        return Component("data set", self.name, ReadOptions, own_options=options)
+        return Component("data set", self.name, own=options)
 
     @property
     def size(self) -> str:

@@ -282,7 +282,7 @@ def list_all_components(
         print(paragraph(f"{part.kind}, chosen by {part.key}", f"{part.name}  "))
         if part.title:
             print(paragraph(part.title, "  "))
-        for name, field in part.options.items():
+        for name, field in part.fields.items():
             value = getattr(field.default, "name", field.default)  # the name of a component
             default = "required" if field.is_required() else f"default: {value!r}"
             text = f"{name} ({type_text(field.annotation)}, {default})  {one_line(field.description)}"

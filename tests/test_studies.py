@@ -390,7 +390,7 @@ def test_one_of_two_keys_takes_the_place_of_the_presets_or_of_a_default(tmp_path
 
 def test_every_option_has_a_separate_description(command: Callable[..., Said]) -> None:
     for part in fedmpi.components():
-        words = [field.description for field in part.own_options.values()]
+        words = [field.description for field in part.own.values()]
         assert all(words) and len(set(words)) == len(words), (part.kind, part.name, words)
     said = command("components", "--kind", "model").text
     assert "heads (int, default: 20) Heads of the attention. head_size (int, default: 20) Values of a head." in said

@@ -124,7 +124,7 @@ def completed(scheme: Component, clients: int | None, given: Mapping[str, Any]) 
         raise UserError(f"the partition {scheme.name} needs the number of clients. Add --clients N")
     if clients is not None and clients < 1:
         raise UserError(f"--clients {clients} is impossible. Ask for at least one client")
-    return {name: field.default for name, field in scheme.options.items()} | scheme.checked(given)
+    return {name: field.default for name, field in scheme.fields.items()} | scheme.checked(given)
 
 
 def _of_owners(scheme: Component, options: Mapping[str, Any], request: Request) -> Partition:

@@ -59,7 +59,7 @@ class ClientAvailability:
 
     def __init__(self, config: Config, streams: Streams):
         chosen = config.clients.availability
-        self.part, self.streams = chosen.component, streams
+        self.part, self.streams = chosen, streams
         with calling(self.part):
             self._law = chosen.make()
         takes(self.part, self._law, "view")

@@ -142,7 +142,7 @@ class Stratifier:
 
     def __post_init__(self) -> None:
         self.table, sampler = stratification(self.config), self.config.clients.sampler
-        self._needs = sampler.component.marks.get("needs", ())
+        self._needs = sampler.marks.get("needs", ())
         self._spreads = sampler.options.get("allocation", "neyman") == "neyman"
         if self.wanted and not isinstance(self.table.features, LabelHistogram):
             lr = self.config.local.lr

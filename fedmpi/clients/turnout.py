@@ -51,7 +51,7 @@ class CohortDraw:
 
     def __init__(self, config: Config, sizes: Ints, counts: Callable[[], Ints] | None, streams: Streams, values: int):
         self.config = config
-        self.sampler = ClientSampler(config.clients.sampler.component, config.clients.sampler.options)
+        self.sampler = ClientSampler(config.clients.sampler, config.clients.sampler.options)
         self.numbers = ClientNumbers(self.sampler.numbers, len(sizes))
         self.counts = counts  # of every class held by each client, (N, C)
         self.sizes = sizes

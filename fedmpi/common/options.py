@@ -52,12 +52,6 @@ class Table(BaseModel):
         return found
 
 
-class OpenTable(Table):
-    """Table of a component that takes options of any name (**options)."""
-
-    model_config = ConfigDict(extra="allow")
-
-
 OWN = "package.module:object"
 """Custom component, among the values of an `only_with`."""
 
@@ -169,35 +163,30 @@ def conditions_of(field: FieldInfo | None) -> list[Condition]:
     return [] if field is None else [item for item in field.metadata if isinstance(item, Condition)]
 
 
-def options_of(found: Any, positional: bool = False) -> tuple[dict[str, FieldInfo], bool]:
-    """Return the options of a function or class, and whether it accepts others of any name (**options)."""
-    if not callable(found):
-        return {}, False
+def _parameters(found: Any) -> list[inspect.Parameter]:
     try:
-        parameters = list(inspect.signature(found).parameters.values())
+        return list(inspect.signature(found).parameters.values())
     except Exception:  # callables in C have no signature, others fail: the call itself reports that
-        return {}, True
-    types = _annotations(found)
-    docs = parameter_docs(found)
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    if positional:
-        chosen = [p for p in parameters[1:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    else:
-        chosen = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
-    options = {}
-    for p in chosen:
-        default = PydanticUndefined if p.default is p.empty else p.default
-        options[p.name] = FieldInfo.from_annotated_attribute(types.get(p.name, Any), default)
-        options[p.name].description = docs.get(p.name) or options[p.name].description or ""
-    return options, takes_any
+        return []
+
+
+def options_of(found: Any, positional: bool = False) -> dict[str, FieldInfo]:
+    """Return the options of a function or class: its keyword-only parameters, or all but the first."""
+    if not callable(found):
+        return {}
+    types, docs, options = _annotations(found), parameter_docs(found), {}
+    kinds = (inspect.Parameter.KEYWORD_ONLY, *[inspect.Parameter.POSITIONAL_OR_KEYWORD] * positional)
+    for p in _parameters(found)[1 if positional else 0 :]:
+        if p.kind in kinds:
+            default = PydanticUndefined if p.default is p.empty else p.default
+            options[p.name] = FieldInfo.from_annotated_attribute(types.get(p.name, Any), default)
+            options[p.name].description = docs.get(p.name) or options[p.name].description or ""
+    return options
 
 
 def positional(found: Any) -> dict[str, bool]:
     """Return the parameters that are no options because they can be positional, each with whether it is required."""
-    try:
-        parameters = inspect.signature(found).parameters.values()
-    except Exception:  # as in `options_of`
-        return {}
+    parameters = _parameters(found)
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return {p.name: p.default is p.empty for p in parameters if p.kind in kinds}
 

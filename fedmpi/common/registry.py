@@ -12,7 +12,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, cached_property, partial, reduce
 from operator import getitem
 from pathlib import Path
@@ -23,7 +23,6 @@ from pydantic import ValidationError
 from fedmpi.common.errors import UserError, shown, suggestion
 from fedmpi.common.imports import load, object_name, written_name
 from fedmpi.common.options import (
-    OpenTable,
     Options,
     Table,
     docstring,
@@ -58,7 +57,6 @@ class Kind:
     modules: tuple[str, ...] = ()  # modules that register the built-in ones; imported on demand
     # True checks options when the component is made instead of with the configuration (its import takes long)
     late: bool = False
-    several: bool = False  # True if the key lists any number of components
     given: tuple[str, ...] = ()  # keyword-only parameters that are no options: the caller of the component sets them
 
 
@@ -80,7 +78,7 @@ KINDS = {
         Kind("model", "model", ("fedmpi.models.image_models", "fedmpi.models.text_models"), late=True),
         Kind(SOURCE, "data.source", ("fedmpi.data.opening",)),
         Kind("loss", "task.loss", ("fedmpi.tasks.losses",)),
-        Kind("metric", "task.metrics", ("fedmpi.tasks.metrics",), several=True),
+        Kind("metric", "task.metrics", ("fedmpi.tasks.metrics",)),
         Kind("availability", "clients.availability", ("fedmpi.clients.availability",)),
         Kind("scheduling", "topology.scheduling", ("fedmpi.mediators.scheduling",)),
         Kind("partition", "--partition", SCHEMES),
@@ -95,124 +93,31 @@ SERVICES: dict[str, type[Table]] = {}
 _BUILT_IN: dict[str, dict[str, Callable[..., Any]]] = {name: {} for name in KINDS}
 
 
-@dataclass(frozen=True, eq=False)
 class Component:
-    """Marked component."""
+    """What a key of the configuration chooses, a function or class, and its options.
 
-    kind: str  # key of `KINDS`
-    name: str  # built-in name, or "module:object"
-    object: Any  # object as its author wrote it
-    marks: dict[str, Any] = field(default_factory=dict)  # arguments of its decorator
-    # File of a custom component; None for built-in ones and without a file (typed in at a prompt)
-    source: Path | None = None
-    own_options: Options = field(default_factory=dict)  # its keyword-only parameters
-    takes_any: bool = False  # True if it accepts options of any name (**options)
+    Parameters
+    ----------
+    kind : str
+        Key of `KINDS`.
+    choice : object
+        A built-in name, "package.module:object", or the object itself. For data also a folder, or arrays.
+    given : mapping, optional
+        Options that are set.
+    own : mapping, optional
+        Options that belong to a name without any function or class.
+    """
 
-    @property
-    def foreign(self) -> bool:
-        """Check whether it is a custom component."""
-        return ":" in self.name
-
-    @property
-    def key(self) -> str:
-        """Return the key of the configuration that chooses it."""
-        return KINDS[self.kind].key
-
-    @property
-    def title(self) -> str:
-        """Return the first sentence of its docstring, on one line."""
-        return first_sentence(docstring(self.object))
-
-    @property
-    def services(self) -> type[Table] | None:
-        """Return the table of options for what it needs beside its own code."""
-        return next((SERVICES[need] for need in self.marks.get("needs", ()) if need in SERVICES), None)
-
-    @cached_property
-    def options(self) -> Options:
-        """Return all options: its own ones, then those of `services`."""
-        others = {} if self.services is None else self.services.model_fields
-        return {**self.own_options, **others, **self.own_options}
-
-    @cached_property
-    def table(self) -> type[Table]:
-        """Return the table of its options, those in `services` among them."""
-        base = self.services or (OpenTable if self.takes_any else Table)
-        return options_table(self.own_options, base) if self.own_options else base
-
-    def read(self, given: Mapping[str, Any]) -> Table:
-        """Return the table of its options with the given values."""
-        if "name" in self.options:
-            raise UserError(f"{self.key} = {self.name!r} has an option called name, the key of its own name. Rename it")
-        try:
-            return self.table.model_validate(dict(given))
-        except ValidationError as error:
-            errors = error.errors(include_url=False)
-            first = next((one for one in errors if one["type"] != "missing"), errors[0])
-        within = location(first, given)
-        if first["type"] == "missing" and len(within) == 1:
-            missing = [self._key_of(str(one["loc"][0])) for one in errors]
-            advice = "which has no default: set it" if len(missing) == 1 else "which have no defaults: set them"
-            raise UserError(f"{self.key} = {self.name!r} needs {' and '.join(missing)}, {advice}")
-        if first["type"] == "extra_forbidden":
-            if len(within) == 1:
-                raise UserError(self.unknown(within[0]))
-            field = self.options.get(within[0])
-            needed = f"{self._key_of(within[0])} = {names_with(field and field.annotation, within[-1])}"
-            raise UserError(f"{'.'.join((self.key, *within))} has no effect here: it needs {needed}")
-        key, value = self._key_of(".".join(within)), reduce(getitem, within, given)
-        raise UserError(f"{key} = {shown(value, repr)} does not suit {self.name}: {reason_of(first)}")
-
-    def checked(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the given options converted to their types: 1 as 1.0 for a float, a list as a tuple."""
-        found = self.read(given)
-        return {name: getattr(found, name) for name in given}
-
-    def make(self, options: Mapping[str, Any]) -> Any:
-        """Return the component ready for use: a function with its options bound, or an instance of the class."""
-        services = self.options.keys() - self.own_options.keys()
-        bound = {name: value for name, value in self.checked(options).items() if name not in services}
-        if not inspect.isclass(self.object):
-            made = self.object if inspect.isroutine(self.object) else copy.deepcopy(self.object)
-            return partial(made, **bound) if bound else made
-        unset = [name for name, needed in positional(self.object).items() if needed] if self.foreign else []
-        if unset:
-            raise UserError(
-                f"{self.key} = {self.name!r} is built from options only, but its __init__ needs {unset[0]}. Write "
-                f"keyword-only options, def __init__(self, *, {', '.join(unset)})"
-            )
-        return self.object(**bound)
-
-    def unknown(self, name: str) -> str:
-        """Return the error text about an option that this component does not have."""
-        if name in positional(self.object):
-            advice = f"put a star before the parameter, (*, {name}), or write a function with this option that calls it"
-            return f"{self._key_of(name)} is no option of {self.name}: {advice}"
-        others = [f'"{other.name}"' for other in components(self.kind) if name in other.options]
-        if others:
-            return f"{self._key_of(name)} has no effect here: it needs {self.key} = {' or '.join(others)}"
-        listed = f"its options are {', '.join(self.options)}" if self.options else "it has no options"
-        return (
-            f"{self._key_of(name)} is unknown to {self.name}: {suggestion(name, [*self.options, 'name'], listed, 0.5)}"
-        )
-
-    def _key_of(self, option: str) -> str:
-        """Return the name of an option as the user sets it: "samples.sampler.share", or "--share"."""
-        return "--" + option.replace("_", "-") if self.key.startswith("--") else f"{self.key}.{option}"
-
-
-class Chosen:
-    """Component as a configuration chooses it: a built-in name, "module:object" or an object, and options."""
-
-    def __init__(self, kind: str, choice: Any, given: Mapping[str, Any] | None = None):
-        self.kind = kind  # key of `KINDS`
-        self.choice = choice
-        self.given: Mapping[str, Any] = {} if given is None else given  # options that the user set
+    def __init__(self, kind: str, choice: Any, given: Mapping[str, Any] | None = None, own: Options | None = None):
+        self.kind, self.choice = kind, choice
+        self.given: Mapping[str, Any] = {} if given is None else given
+        if own is not None:
+            self.own, self.object, self.marks = own, None, {}
 
     @classmethod
-    def read(cls, kind: str, value: Any, default: str) -> Chosen:
+    def read(cls, kind: str, value: Any, default: str) -> Component:
         """Return what a value of the configuration chooses: a name, an object, or a table of name and options."""
-        if isinstance(value, Chosen):
+        if isinstance(value, Component):
             return value
         table = dict(value) if isinstance(value, Mapping) else {"name": value}
         choice = table.pop("name", default)
@@ -233,61 +138,167 @@ class Chosen:
         return cls(kind, built_in_name(choice) or choice, table)
 
     @cached_property
-    def component(self) -> Component:
-        """Return the component."""
-        return resolve(self.kind, self.choice)
-
-    @property
     def name(self) -> str:
         """Return the built-in name, "module:object", or a folder of data."""
-        return self.choice if isinstance(self.choice, str) else written_name(self.choice)
+        return self.choice if isinstance(self.choice, str) else built_in_name(self.choice) or written_name(self.choice)
 
     @property
-    def late(self) -> bool:
-        """Check whether options are checked when the component is made."""
-        return KINDS[self.kind].late
+    def key(self) -> str:
+        """Return the key of the configuration that chooses it."""
+        return KINDS[self.kind].key
+
+    @property
+    def foreign(self) -> bool:
+        """Check whether it is a custom component."""
+        return ":" in self.name
 
     @property
     def is_component(self) -> bool:
         """Check whether there is a component, and not a folder of data or arrays."""
         return self.kind != SOURCE or makes_data(self.choice)
 
+    @property
+    def late(self) -> bool:
+        """Check whether its options are not checked with the configuration, but when it is made."""
+        return KINDS[self.kind].late or not self.is_component
+
     @cached_property
-    def options(self) -> dict[str, Any]:
-        """Return the component's options with their defaults, converted; of a late kind those that were set."""
-        if not self.is_component or self.late:
-            return dict(self.given)
-        found = {name: getattr(self._table, name) for name in self.component.own_options}
-        return found | (self._table.__pydantic_extra__ or {})
+    def object(self) -> Any:
+        """Return the function, class or object as its author wrote it."""
+        found = self.choice
+        if isinstance(found, str):
+            registered = _registered(self.kind)
+            if found not in registered and ":" not in found:
+                names = list(_built_in(self.kind))
+                advice = suggestion(found, names, f"choose one of {', '.join(names)}" if names else "choose")
+                raise UserError(f'{self.key} = {found!r} is unknown: {advice} Or your own, "package.module:object"')
+            found = registered[found] if found in registered else load(found, self.key)
+        marked = getattr(found, MARKS, {}).get("kind", self.kind)
+        if marked != self.kind:
+            raise UserError(f"{self.key} = {self.name!r} is a {marked}. This key chooses a {self.kind}")
+        return found
+
+    @cached_property
+    def marks(self) -> dict[str, Any]:
+        """Return the arguments of its decorator."""
+        found = getattr(self.object, MARKS, {})
+        return {name: value for name, value in found.items() if name not in ("kind", "name")}
+
+    @property
+    def title(self) -> str:
+        """Return the first sentence of its docstring, on one line."""
+        return first_sentence(docstring(self.object))
+
+    @property
+    def source(self) -> Path | None:
+        """Return the file of a custom component; None for a built-in one and without a file (typed in at a prompt)."""
+        module = sys.modules.get(object_name(self.object).partition(":")[0])
+        path = getattr(module, "__file__", None) if self.foreign else None
+        return Path(path).resolve() if path and Path(path).suffix == ".py" and Path(path).is_file() else None
+
+    @cached_property
+    def own(self) -> Options:
+        """Return its keyword-only parameters by name."""
+        return own_options(self.object, self.kind) if self.foreign else _of_built_in(self.object, self.kind)
+
+    @property
+    def _services(self) -> type[Table] | None:
+        """Return the table of options for what it needs beside its own code."""
+        return next((SERVICES[need] for need in self.marks.get("needs", ()) if need in SERVICES), None)
+
+    @property
+    def fields(self) -> Options:
+        """Return its own options and those for what it needs beside its own code, as fields of a table."""
+        others = {} if self._services is None else self._services.model_fields
+        return {**self.own, **others, **self.own}
+
+    @cached_property
+    def _table(self) -> Table:
+        """Return the table of its options with the given values."""
+        if "name" in self.fields:
+            raise UserError(f"{self.key} = {self.name!r} has an option called name, the key of its own name. Rename it")
+        base = self._services or Table
+        table = options_table(self.own, base) if self.own else base
+        try:
+            return table.model_validate(dict(self.given))
+        except ValidationError as error:
+            errors = error.errors(include_url=False)
+            first = next((one for one in errors if one["type"] != "missing"), errors[0])
+        within = location(first, self.given)
+        if first["type"] == "missing" and len(within) == 1:
+            missing = " and ".join(self._key_of(str(one["loc"][0])) for one in errors)
+            raise UserError(f"{self.key} = {self.name!r} needs {missing}, without a default. Set it")
+        if first["type"] == "extra_forbidden":
+            if len(within) == 1:
+                raise UserError(self.unknown(within[0]))
+            field = self.fields.get(within[0])
+            needed = f"{self._key_of(within[0])} = {names_with(field and field.annotation, within[-1])}"
+            raise UserError(f"{'.'.join((self.key, *within))} has no effect here: it needs {needed}")
+        key, value = self._key_of(".".join(within)), reduce(getitem, within, self.given)
+        raise UserError(f"{key} = {shown(value, repr)} does not suit {self.name}: {reason_of(first)}")
 
     @property
     def services(self) -> Any:
         """Return the table with the options of what it needs beside its own code; None if it needs nothing."""
-        return None if not self.is_component or self.component.services is None else self._table
-
-    @cached_property
-    def _table(self) -> Table:
-        return self.component.read(self.given)
-
-    @property
-    def has_defaults(self) -> bool:
-        """Check whether all options have their defaults."""
-        return all(self.options[name] == field.default for name, field in self.component.own_options.items())
-
-    def make(self) -> Any:
-        """Return the component ready for use: a function with its options bound, or a new instance of the class."""
-        return self.component.make(self.options)
+        return None if not self.is_component or self._services is None else self._table
 
     @property
     def values(self) -> dict[str, Any]:
-        """Return all options, those of `services` among them."""
-        names = self.component.options if self.is_component and not self.late else {}
-        return self.options | {name: getattr(self._table, name) for name in names}
+        """Return all options with their defaults, converted; those that were set if they are checked late."""
+        return dict(self.given) if self.late else dict(self._table)
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Chosen) or (self.kind, self.choice) != (other.kind, other.choice):
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return `values` without those of `services`."""
+        return {name: value for name, value in self.values.items() if self.late or name in self.own}
+
+    def checked(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the given options converted to their types: 1 as 1.0 for a float, a list as a tuple."""
+        other = copy.copy(self)
+        other.given = given
+        vars(other).pop("_table", None)  # of the options given before
+        found = other._table
+        return {name: getattr(found, name) for name in given}
+
+    def make(self, options: Mapping[str, Any] | None = None) -> Any:
+        """Return the component ready for use, with these options instead of the given ones.
+
+        A function has its options bound, a class is an instance, and an object a copy.
+        """
+        found = self.checked(self.options if options is None else options)
+        bound = {name: value for name, value in found.items() if name in self.own}
+        if not inspect.isclass(self.object):
+            made = self.object if inspect.isroutine(self.object) else copy.deepcopy(self.object)
+            return partial(made, **bound) if bound else made
+        unset = [name for name, needed in positional(self.object).items() if needed] if self.foreign else []
+        if unset:
+            raise UserError(
+                f"{self.key} = {self.name!r} is built from options only, but its __init__ needs {unset[0]}. Write "
+                f"keyword-only options, def __init__(self, *, {', '.join(unset)})"
+            )
+        return self.object(**bound)
+
+    def unknown(self, name: str) -> str:
+        """Return the error text about an option that this component does not have."""
+        key = self._key_of(name)
+        if name in positional(self.object):
+            return f"{key} is no option of {self.name}: put a star before the parameter, (*, {name})"
+        others = [f'"{other.name}"' for other in components(self.kind) if name in other.fields]
+        if others:
+            return f"{key} has no effect here: it needs {self.key} = {' or '.join(others)}"
+        listed = f"its options are {', '.join(self.fields)}" if self.fields else "it has no options"
+        return f"{key} is unknown to {self.name}: {suggestion(name, [*self.fields, 'name'], listed, 0.5)}"
+
+    def _key_of(self, option: str) -> str:
+        """Return the name of an option as the user sets it: "samples.sampler.share", or "--share"."""
+        return "--" + option.replace("_", "-") if self.key.startswith("--") else f"{self.key}.{option}"
+
+    def __eq__(self, other: Any) -> bool:
+        if not isinstance(other, Component) or (self.kind, self.choice) != (other.kind, other.choice):
             return False
-        return self.given == other.given if self.late or not self.is_component else self.values == other.values
+        if not self.late and self.own.keys() != other.own.keys():
+            return False
+        return self.given == other.given or self.values == other.values
 
     def __hash__(self) -> int:
         return hash((self.kind, self.name))
@@ -297,15 +308,10 @@ class Chosen:
 
 
 def resolve(kind: str, choice: Any) -> Component:
-    """Return the component of a choice."""
-    if isinstance(choice, str):
-        registered = _registered(kind)
-        if choice in registered:
-            return _built_in_component(kind, choice, registered[choice])
-        if ":" not in choice:
-            raise UserError(_unknown_name(kind, choice, list(_built_in(kind))))
-        return _component(kind, choice, load(choice, KINDS[kind].key))
-    return _component(kind, built_in_name(choice) or object_name(choice), choice)
+    """Return the component of a choice, which exists."""
+    found = Component(kind, choice)
+    found.object  # noqa: B018 - rejects unknown names
+    return found
 
 
 def describe(choice: Any) -> Component:
@@ -316,8 +322,7 @@ def describe(choice: Any) -> Component:
             return resolve(kinds[0], choice)
         if not kinds:
             names = sorted({name for kind in KINDS for name in _built_in(kind)})
-            meant = _as_own(choice)
-            advice = f"did you mean {meant}?" if meant else suggestion(choice, names, "`fedmpi components` lists all.")
+            advice = suggestion(choice, names, "`fedmpi components` lists all.")
             raise UserError(f'there is no component {choice!r}: {advice} Your own has a name as "module:object"')
         raise UserError(f'{choice!r} names a {" and a ".join(kinds)}: say which, as with --kind "{kinds[0]}"')
     found = load(choice, "component") if isinstance(choice, str) else choice
@@ -339,7 +344,7 @@ def components(kind: str | None = None) -> list[Component]:
         The kind does not exist.
     """
     kinds = KINDS if kind is None else [known_kind(kind)]
-    return [_built_in_component(k, name, found) for k in kinds for name, found in _built_in(k).items()]
+    return [Component(k, name) for k in kinds for name in _built_in(k)]
 
 
 def known_kind(kind: str) -> str:
@@ -385,42 +390,13 @@ def _built_in(kind: str) -> dict[str, Callable[..., Any]]:
     return dict(sorted(found, key=lambda item: (*modules, item[1].__module__).index(item[1].__module__)))
 
 
-@cache
-def _built_in_component(kind: str, name: str, found: Any) -> Component:
-    """Return a built-in component from the cache; a configuration requests each of them hundreds of times."""
-    return _component(kind, name, found)
+def own_options(found: Any, kind: str) -> Options:
+    """Return the options of an object of a kind."""
+    return {name: field for name, field in options_of(found, kind == "model").items() if name not in KINDS[kind].given}
 
 
-def _component(kind: str, name: str, found: Any) -> Component:
-    marks = dict(getattr(found, MARKS, {}))
-    own = marks.pop("kind", kind)
-    marks.pop("name", None)
-    if own != kind:
-        raise UserError(f"{KINDS[kind].key} = {name!r} is a {own}. This key chooses a {kind}")
-    found_options, takes_any = options_of(found, positional=kind == "model")
-    options = {name: field for name, field in found_options.items() if name not in KINDS[kind].given}
-    return Component(kind, name, found, marks, _source(found) if ":" in name else None, options, takes_any)
-
-
-def _source(found: Any) -> Path | None:
-    module = sys.modules.get(object_name(found).partition(":")[0])
-    path = getattr(module, "__file__", None)
-    return Path(path).resolve() if path and Path(path).suffix == ".py" and Path(path).is_file() else None
-
-
-def _as_own(choice: str) -> str:
-    """Return how to write a file, or an object with a dot, as a component; "" if a choice is neither."""
-    module, _, name = choice.rpartition("/")[2].rpartition(".")
-    if not module.isidentifier() or not name.isidentifier():
-        return ""
-    return f"{module}:NAME" if name == "py" else f"{module}:{name}"
-
-
-def _unknown_name(kind: str, choice: str, names: list[str]) -> str:
-    meant = _as_own(choice)
-    hint = f"did you mean {meant}?" if meant else suggestion(choice, names, "")
-    listed = f"choose one of {', '.join(names)}, or your own" if names else "choose your own"
-    return f'{KINDS[kind].key} = {choice!r} is unknown: {hint}{" " * bool(hint)}{listed} "package.module:object"'
+_of_built_in = cache(own_options)
+"""The same from a cache: a configuration requests each built-in component hundreds of times."""
 
 
 def is_digits(choice: Any) -> bool:

@@ -14,7 +14,7 @@ from pydantic_core import CoreSchema, core_schema
 from fedmpi.common.imports import written_name
 from fedmpi.common.options import Table as Table
 from fedmpi.common.options import names_of, tables_in
-from fedmpi.common.registry import Chosen
+from fedmpi.common.registry import Component
 
 Values = dict[str, Any]
 """Values by key: nested, {"local": {"lr": 0.1}}, or flat, {"local.lr": 0.1, "clients.sampler": "oort"}."""
@@ -40,13 +40,13 @@ def chooses(kind: str, default: str | None = None) -> BeforeValidator:
     A table without a name has options of the default.
     """
 
-    def one(value: Any) -> Chosen:
-        chosen = Chosen.read(kind, value, default or "")
+    def one(value: Any) -> Component:
+        chosen = Component.read(kind, value, default or "")
         if chosen.is_component:
             chosen.options, chosen.services  # noqa: B018 - rejects unknown names and wrong options
         return chosen
 
-    def several(value: Any) -> tuple[Chosen, ...]:
+    def several(value: Any) -> tuple[Component, ...]:
         found = [one(item) for item in (value if isinstance(value, list | tuple) else [value])]
         for chosen in found:
             if found.count(chosen) > 1:
@@ -92,7 +92,7 @@ def written(value: Any) -> Any:
     """Return a value of the configuration as a file can hold it: an object is written as its name."""
     if value is None or isinstance(value, str | bool | int | float | date):
         return value
-    if isinstance(value, Chosen):
+    if isinstance(value, Component):
         return {"name": value.name, **written(value.given)} if value.given else value.name
     if isinstance(value, list | tuple):
         return [str(inner) if inner is None else written(inner) for inner in value]

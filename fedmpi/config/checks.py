@@ -81,7 +81,7 @@ def _selection(c: ConfigTables) -> Rows:
 
 def _measured(c: ConfigTables) -> Rows:
     """Numbers that samplers draw by, and that nothing measures in time."""
-    sampler, data, needs, measures = c.clients.sampler, c.samples.sampler.component, _needs(c), _measures(c)
+    sampler, data, needs, measures = c.clients.sampler, c.samples.sampler, _needs(c), _measures(c)
     by_norm = "norms" in needs or sampler.options.get("within_stratum") == "importance"
     yield (
         by_norm and stratification(c).features.name == "label-histogram",
@@ -151,7 +151,7 @@ def _sums(c: ConfigTables) -> Rows:
         'server.weights = "uniform"',
     )
     yield clips and combines, "privacy.clip_norm server.aggregator", "only the mean is a sum of bounded updates"
-    yield combines and bool(weights.component.marks.get("averages_models")), both, "these weights average models"
+    yield combines and bool(weights.marks.get("averages_models")), both, "these weights average models"
     yield combines and _learns(c), both, "these weights divide a sum by what they learn from the updates"
     diagnosed = c.logging.diagnostics and _learns(c)
     yield diagnosed, "logging.diagnostics server.weights", "diagnostics weigh updates before these weights change"
@@ -161,13 +161,13 @@ def _private(c: ConfigTables) -> Rows:
     """Choices under which one client's data changes more than its own update, so that no ε would hold."""
     if c.privacy.clip_norm is None or c.privacy.noise_multiplier == 0:
         return
-    data, size, present = c.samples.sampler.component, c.samples.size, c.clients.availability
+    data, size, present = c.samples.sampler, c.samples.size, c.clients.availability
     sizes = 'set samples.sampler = "all" or "ratio", or "bernoulli" with a private samples.size.estimate'
     bernoulli, by_size = data.name == "bernoulli", "the samples of others by its size"
     pooled = data.foreign and bool(data.marks.get("pooled"))
     for key, broken, changes, advice in (
         ("clients.sampler", c.clients.sampler.name not in INDEPENDENT, "which others are selected", 'set "uniform"'),
-        ("clients.availability", present.component.foreign, "which others are available", "choose a built-in model"),
+        ("clients.availability", present.foreign, "which others are available", "choose a built-in model"),
         ("samples.sampler", data.name == "exact", by_size, sizes),
         ("samples.size.estimate", bernoulli and size.estimate == "exact", by_size, sizes),
         ("samples.size.clip", bernoulli and not size.clip, "the share of samples of others", "leave it true"),
@@ -183,8 +183,8 @@ def _task(c: ConfigTables) -> Rows:
     """Losses and metrics of other kinds of tasks, and components that need one class per sample."""
     kind = KINDS[c.task.kind]
     for key, chosen in (("task.loss", c.task.loss), *(("task.metrics", metric) for metric in c.task.metrics)):
-        suits = " or ".join(kinds_of(chosen.component))
-        yield not kind.fits(chosen.component), "task.kind", f'{key} = "{chosen.name}" is for {suits}'
+        suits = " or ".join(kinds_of(chosen))
+        yield not kind.fits(chosen), "task.kind", f'{key} = "{chosen.name}" is for {suits}'
     no_accuracy, by_accuracy = kind.score != "accuracy", "accuracy" in {*_needs(c), *_measures(c)}
     aims = c.evaluation.target_accuracy is not None
     yield no_accuracy and aims, "evaluation.target_accuracy task.kind", "it has no accuracy"
@@ -221,8 +221,8 @@ def _components(c: ConfigTables) -> Rows:
     """Configurations that a chosen component rejects by its method `refuses(config)`."""
     for key, chosen in components_of(c):
         if chosen.is_component and chosen.kind not in CALLED_THEMSELVES:
-            made = chosen.component.object
-            with calling(chosen.component):
+            made = chosen.object
+            with calling(chosen):
                 judge = chosen.make() if inspect.isclass(made) and hasattr(made, "refuses") else made
                 reason = judge.refuses(c) if hasattr(judge, "refuses") else None
             yield bool(reason), key, f"it rejects the other choices: {reason}"
@@ -230,24 +230,24 @@ def _components(c: ConfigTables) -> Rows:
 
 def _needs(c: ConfigTables) -> tuple[str, ...]:
     """Return what the client sampler needs of the server."""
-    needs: tuple[str, ...] = c.clients.sampler.component.marks.get("needs", ())
+    needs: tuple[str, ...] = c.clients.sampler.marks.get("needs", ())
     return needs
 
 
 def _measures(c: ConfigTables) -> tuple[str, ...]:
     """Return what is measured for the client sampler's candidates."""
-    measures: tuple[str, ...] = c.clients.sampler.component.marks.get("measures", ())
+    measures: tuple[str, ...] = c.clients.sampler.marks.get("measures", ())
     return measures
 
 
 def _learns(c: ConfigTables) -> bool:
     """Check whether weights depend on the result of the clients' work."""
-    return hasattr(c.server.weights.component.object, "after")
+    return hasattr(c.server.weights.object, "after")
 
 
 def attacks_updates(c: ConfigTables) -> bool:
     """Check whether attackers send other updates than they have trained, and not only train on other labels."""
-    return c.attack.name != "none" and not hasattr(c.attack.component.object, "labels")
+    return c.attack.name != "none" and not hasattr(c.attack.object, "labels")
 
 
 def _mediators(c: ConfigTables) -> bool:

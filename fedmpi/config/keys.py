@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 
 from fedmpi.common.errors import shown
 from fedmpi.common.options import conditions_of, in_toml, names_of, one_line, tables_in
-from fedmpi.common.registry import KINDS, Chosen, components
+from fedmpi.common.registry import KINDS, Component, components
 from fedmpi.config.base import storable
 from fedmpi.config.tables import ConfigTables
 
@@ -62,7 +62,7 @@ def _rows(key: str, field: FieldInfo, owners: tuple[str, ...]) -> Iterator[Key]:
     having: list[tuple[tuple[str, ...], Mapping[str, FieldInfo]]] = [(names_of(t), t.model_fields) for t in tables]
     for kind in KINDS.values():
         if kind.key == key and not kind.late:
-            having += [((part.name,), part.options) for part in components(kind.name)]
+            having += [((part.name,), part.fields) for part in components(kind.name)]
     options: dict[str, tuple[FieldInfo, list[str]]] = {}
     for names, fields in having:
         for name, option in fields.items():
@@ -119,8 +119,8 @@ def _entries(prefix: str, fields: Mapping[str, FieldInfo], values: Mapping[str, 
         if name == "name":  # of a variant, whose table is the value of the key above
             continue
         yield key, Entry(value, fields.get(name))
-        if isinstance(value, Chosen):
-            known = value.component.options if value.is_component and not value.late else {}
+        if isinstance(value, Component):
+            known = value.fields if not value.late else {}
             stored = {name: one for name, one in value.values.items() if name in value.given or storable(one)}
             yield from _entries(f"{key}.", known, stored)
         elif isinstance(value, BaseModel):
@@ -138,8 +138,8 @@ def without_effect(config: ConfigTables) -> dict[str, str]:
     return lacking
 
 
-def components_of(config: ConfigTables) -> Iterator[tuple[str, Chosen]]:
+def components_of(config: ConfigTables) -> Iterator[tuple[str, Component]]:
     """Yield (key, component) of everything that a configuration chooses; folders of data and arrays among them."""
     for key, (value, _) in entries(config).items():
         several = value if isinstance(value, tuple) else (value,)
-        yield from ((key, one) for one in several if isinstance(one, Chosen))
+        yield from ((key, one) for one in several if isinstance(one, Component))

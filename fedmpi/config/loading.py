@@ -22,7 +22,7 @@ from pydantic import BaseModel, ValidationError, model_validator
 from fedmpi.common.errors import UserError, shown, suggestion
 from fedmpi.common.files import read_plain
 from fedmpi.common.options import location, reason_of
-from fedmpi.common.registry import Chosen, is_digits
+from fedmpi.common.registry import Component, is_digits
 from fedmpi.config.base import ALTERNATIVES, Table, Values
 from fedmpi.config.checks import contradiction
 from fedmpi.config.keys import all_keys, owners_of, unknown_key, without_effect
@@ -278,7 +278,7 @@ def _pairs(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
         key = f"{prefix}{name}".removesuffix(".name")
         if isinstance(value, BaseModel):
             value = {inner: getattr(value, inner) for inner in value.model_fields_set}
-        if isinstance(value, Chosen):
+        if isinstance(value, Component):
             value = {"name": value.choice, **value.given}
         found += _pairs(value, f"{key}.") if isinstance(value, Mapping) and value else [(key, value)]
     return found

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from fedmpi.common.calling import calling
 from fedmpi.common.errors import UserError
 from fedmpi.common.options import OWN, not_with, only_with
-from fedmpi.common.registry import DIGITS, MARKS, SERVICES, SOURCE, Chosen, Component
+from fedmpi.common.registry import DIGITS, MARKS, SERVICES, SOURCE, Component
 from fedmpi.common.task_kinds import KINDS
 from fedmpi.config.base import (
     Count,
@@ -42,7 +42,7 @@ VIEWING = not_with("evaluation.clients", None)
 class DataTable(Table):
     """The data."""
 
-    source: Annotated[Chosen, chooses(SOURCE, DIGITS)] = Chosen(SOURCE, DIGITS)
+    source: Annotated[Component, chooses(SOURCE, DIGITS)] = Component(SOURCE, DIGITS)
     """Folder written by `python -m data_prep`; digits: the 1,797 embedded handwritten digits of scikit-learn (options
     clients, partition, alpha, seed); or a custom "package.module:function": function(**options) returns
     ClientArrays."""
@@ -70,16 +70,16 @@ class ModelOptions(Table):
     lora: LoraTable
 
 
-def _model(value: Any) -> Chosen:
+def _model(value: Any) -> Component:
     """Return the chosen model; its options are checked when it is built, except for those of LoRA."""
-    chosen = Chosen.read("model", value, "mlp")
+    chosen = Component.read("model", value, "mlp")
     if chosen.given.get("lora") is None:
         return chosen
     common = ModelOptions.model_validate({"lora": chosen.given["lora"]})
-    return Chosen("model", chosen.choice, {**chosen.given, **common.model_dump()})
+    return Component("model", chosen.choice, {**chosen.given, **common.model_dump()})
 
 
-Model = Annotated[Chosen, BeforeValidator(_model)]
+Model = Annotated[Component, BeforeValidator(_model)]
 
 
 class TaskTable(Table):
@@ -88,11 +88,11 @@ class TaskTable(Table):
     kind: Literal["classification", "tokens", "multilabel", "regression"] = "classification"
     """classification: one of C classes a sample; tokens: one at each of its positions, -1 where none counts (next word,
     next character); multilabel: any of C labels; regression: numbers. The data say which they are for."""
-    loss: Annotated[Chosen, chooses("loss", "cross-entropy")] = Chosen("loss", "cross-entropy")
+    loss: Annotated[Component, chooses("loss", "cross-entropy")] = Component("loss", "cross-entropy")
     """Loss. Classification and tokens: cross-entropy; label-smoothing (option smoothing). Multilabel: bce, binary
     cross-entropy of each label. Regression: mse. The first of each is the default. Or a custom
     "package.module:function": function(outputs (b, …), targets (b, …)) -> (b,), one value per sample."""
-    metrics: Annotated[tuple[Chosen, ...], chooses("metric")] = ()
+    metrics: Annotated[tuple[Component, ...], chooses("metric")] = ()
     """Metrics of the global model in addition to those of its kind (classification: accuracy and macro-f1; tokens:
     accuracy and perplexity; multilabel: accuracy, macro-f1, mean-average-precision; regression: mae, rmse, r2): top-k
     (option k); perplexity; or a custom "package.module:function": function(outputs, targets) -> dict of sums over the
@@ -111,14 +111,14 @@ class TaskTable(Table):
 class ClientsTable(Table):
     """Client selection, availability and failures."""
 
-    sampler: Annotated[Chosen, chooses("client sampler", "uniform")] = Chosen("client sampler", "uniform")
+    sampler: Annotated[Component, chooses("client sampler", "uniform")] = Component("client sampler", "uniform")
     """all; uniform without replacement; weighted by n_k; importance (by gradient norm); stratified; power-of-choice,
     oort (by loss); clustered-md (by size); or a custom sampler, "package.module:object"."""
     count: Annotated[Count | None, not_with("clients.sampler", "all")] = None
     """Number of clients selected per round, m. Give this or `fraction`."""
     fraction: Annotated[Probability | None, not_with("clients.sampler", "all")] = None
     """Share of all clients selected per round."""
-    availability: Annotated[Chosen, chooses("availability", "always")] = Chosen("availability", "always")
+    availability: Annotated[Component, chooses("availability", "always")] = Component("availability", "always")
     """always; bernoulli: with a probability in every round; label-group: by the client's most frequent
     class; or a custom "package.module:object": (view) -> a probability for each client."""
     failure_rate: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -158,7 +158,7 @@ class SizeTable(Table):
 class SamplesTable(Table):
     """Data sampling within the selected clients."""
 
-    sampler: Annotated[Chosen, chooses("data sampler", "all")] = Chosen("data sampler", "all")
+    sampler: Annotated[Component, chooses("data sampler", "all")] = Component("data sampler", "all")
     """all; bernoulli: each sample with K/Ñ (FedSampling); ratio: a fixed share of every client; exact: exactly K of the
     pooled samples; or a custom data sampler, "package.module:object"."""
     budget: Annotated[Count | None, only_with("samples.sampler", "bernoulli", "exact", OWN)] = None
@@ -170,15 +170,15 @@ class SamplesTable(Table):
 class LocalTable(Table):
     """Local training of a selected client."""
 
-    algorithm: Annotated[Chosen, chooses("local algorithm", "plain")] = Chosen("local algorithm", "plain")
+    algorithm: Annotated[Component, chooses("local algorithm", "plain")] = Component("local algorithm", "plain")
     """plain: the optimizer's steps on the client's own loss; scaffold, feddyn, fednova; or a custom
     "package.module:class", a fedmpi.LocalAlgorithm."""
-    optimizer: Annotated[Chosen, chooses("local optimizer", "sgd")] = Chosen("local optimizer", "sgd")
+    optimizer: Annotated[Component, chooses("local optimizer", "sgd")] = Component("local optimizer", "sgd")
     """sgd; adam; or a custom "package.module:object": object(parameters, lr=η, **options) returns an object with
     step(), as a torch.optim.Optimizer, new for every client and round. Clients are then trained sequentially."""
     lr: Positive = 0.05
     """Learning rate η of round 0."""
-    schedule: Annotated[Chosen, chooses("schedule", "constant")] = Chosen("schedule", "constant")
+    schedule: Annotated[Component, chooses("schedule", "constant")] = Component("schedule", "constant")
     """constant; inverse: η/(1 + t); cosine to zero over all rounds; step: times `factor` every `every` rounds; or a
     custom "package.module:function": (lr, round, rounds) -> the round's learning rate."""
     epochs: Annotated[Count, Field(le=10**5)] | None = None
@@ -304,7 +304,7 @@ class Mediators(Table):
     regroup: Literal["once", "every-round"] = "every-round"
     """once: group all clients once, and in every round the available ones of a group share a mediator (needs
     clients.sampler = "all"); every-round: group each round's selected clients."""
-    scheduling: Annotated[Chosen, chooses("scheduling", "greedy")] = Chosen("scheduling", "greedy")
+    scheduling: Annotated[Component, chooses("scheduling", "greedy")] = Component("scheduling", "greedy")
     """Astraea's greedy KL (Algorithm 3); greedy followed by exchanges; random groups as a control; or a
     custom "package.module:function": (class_counts (m, C), most, generator, target (C,)) -> mediator of each
     selected client (m,), from 0."""
@@ -345,13 +345,13 @@ Rebalance = Annotated[RebalanceTable | None, switch(RebalanceTable)]
 class ServerTable(Table):
     """Computation of the next global model from the updates."""
 
-    weights: Annotated[Chosen, chooses("weights", "samples")] = Chosen("weights", "samples")
+    weights: Annotated[Component, chooses("weights", "samples")] = Component("weights", "samples")
     """samples: n_k used; uniform: 1/m; gradient-sum: |S_k|/K (-squared: |S_k|²/K); stratified: N_h/N · mean (FedSTaS);
     normalized: n_k/π_k, normalized, strata in their shares (FedSSO); unbiased: Horvitz–Thompson; literal: the next
     model is (N/K) Σ ρ_k w_k (FedSSO, Eq 3)."""
-    aggregator: Annotated[Chosen, chooses("aggregator", "mean")] = Chosen("aggregator", "mean")
+    aggregator: Annotated[Component, chooses("aggregator", "mean")] = Component("aggregator", "mean")
     """mean, the weighted sum; median, trimmed-mean, krum (of the clients, whatever their weights), norm-clip."""
-    optimizer: Annotated[Chosen, chooses("server optimizer", "sgd")] = Chosen("server optimizer", "sgd")
+    optimizer: Annotated[Component, chooses("server optimizer", "sgd")] = Component("server optimizer", "sgd")
     """sgd, momentum, adagrad, adam, yogi: the server optimizer on the mean update (Reddi et al. 2020, Algorithm 2)."""
     exact: bool = False
     """Order-independent sums (64-bit fixed point): bit-identical on any number of ranks with equal CPUs, but slower."""
@@ -518,7 +518,7 @@ class ConfigTables(Table):
     rounds: Annotated[Count, Field(le=99_999_999)] = 50
     """T, the number of rounds."""
     data: DataTable = DataTable()
-    model: Model = Chosen("model", "mlp")
+    model: Model = Component("model", "mlp")
     """Built-in model (mlp, cnn, …) or a custom "package.module:function": function(description, **options). `lora` =
     { rank, alpha, targets }: small matrices beside Linear layers that alone are trained and sent (Hu et al. 2022)."""
     task: TaskTable = TaskTable()
@@ -531,10 +531,10 @@ class ConfigTables(Table):
     rebalance: Rebalance = None
     """Astraea's augmentation of scarce classes; absent or false = off, true = on with the defaults."""
     server: ServerTable = ServerTable()
-    attack: Annotated[Chosen, chooses("attack", "none")] = Chosen("attack", "none")
+    attack: Annotated[Component, chooses("attack", "none")] = Component("attack", "none")
     """Attack of the dishonest clients, whose share is clients.attack_fraction: none; sign-flip; noise; label-flip; or a
     custom "package.module:function": (update (d,), generator) -> what an attacker sends."""
-    compression: Annotated[Chosen, chooses("compressor", "none")] = Chosen("compressor", "none")
+    compression: Annotated[Component, chooses("compressor", "none")] = Component("compressor", "none")
     """Lossy upload of updates, simulated: none; float16; bfloat16; int8; top-k; or a custom
     "package.module:function": (update (d,), generator) -> what arrives."""
     privacy: PrivacyTable = PrivacyTable()
@@ -548,14 +548,13 @@ class ConfigTables(Table):
 
 def local_algorithm(config: ConfigTables) -> tuple[Component, Any] | None:
     """Return the component that `local.algorithm` chooses and an instance of it; None for plain local steps."""
-    if config.local.algorithm.name == PLAIN:
+    part = config.local.algorithm
+    if part.name == PLAIN:
         return None
-    chosen = config.local.algorithm
-    part = chosen.component
     if getattr(part.object, MARKS, {}).get("kind") != part.kind:
         raise UserError(f"local.algorithm = {part.name!r} is no subclass of fedmpi.LocalAlgorithm. Make it one")
     with calling(part):
-        return part, chosen.make()
+        return part, part.make()
 
 
 def probe_of(config: ConfigTables) -> Literal["full", "batch", "sample"]:

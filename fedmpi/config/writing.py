@@ -10,7 +10,7 @@ import tomli_w
 from pydantic import BaseModel
 
 from fedmpi.common.imports import OBJECT, holds_values
-from fedmpi.common.registry import Chosen
+from fedmpi.common.registry import Component
 from fedmpi.config.base import Values, written
 from fedmpi.config.keys import components_of, entries, without_effect
 from fedmpi.config.loading import dotted, nested
@@ -21,7 +21,7 @@ def config_table(config: ConfigTables) -> Values:
     """Return the complete configuration as a file holds it: every key that has an effect."""
     lacking, flat = without_effect(config), {}
     for key, (value, _) in entries(config).items():
-        if isinstance(value, Chosen | BaseModel):
+        if isinstance(value, Component | BaseModel):
             value = getattr(value, "name", None)
         if value is not None and key not in lacking:
             flat[key] = written(value)

@@ -23,7 +23,7 @@ class Accounts:
 
     def __init__(self, config: Config, sizes: Ints):
         samples, privacy = config.samples, config.privacy
-        rule = samples.sampler.component
+        rule = samples.sampler
         private = rule.marks.get("probability") == "estimate" and samples.size.estimate != "exact"
         self.sizes = sizes
         self.ledger = PrivacyLedger(len(sizes), samples.size.epsilon, samples.size.reuse_reports) if private else None

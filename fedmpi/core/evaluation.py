@@ -70,7 +70,7 @@ def task_metrics(config: Config) -> list[Metric]:
     listed = [metric for metric in config.task.metrics if metric.given or metric.name not in always]
     return [
         *(Metric(resolve("metric", name)) for name in always),
-        *(Metric(metric.component, metric.options) for metric in listed),
+        *(Metric(metric, metric.options) for metric in listed),
     ]
 
 

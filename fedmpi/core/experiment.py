@@ -153,7 +153,7 @@ class Experiment:
         worker = _worker(config, streams, data, layout, engine, hooks)
         trainer = Trainer(config, cluster, engine, worker, observer, hooks)
         decisions = _decisions(config, streams, data, model, observer, trainer)
-        chosen_step = config.server.optimizer.component
+        chosen_step = config.server.optimizer
         optimizer = ServerOptimizer(chosen_step, config.server.optimizer.options, model.initial, model.trainable)
         view = None
         if config.evaluation.clients is not None:
@@ -184,7 +184,7 @@ def _worker(
     config: Config, streams: Streams, data: RunData, layout: Layout, engine: LocalEngine, hooks: Hooks | None
 ) -> Worker:
     """Make the worker that turns a plan into this rank's tasks."""
-    part, given, labels = config.samples.sampler.component, config.samples.sampler.options, data.samples.data.labels
+    part, given, labels = config.samples.sampler, config.samples.sampler.options, data.samples.data.labels
     row_rule = RowRule(part, given, streams, config.samples.budget, labels)
     evaluation = evaluation_cost(config, data.store) if layout.server_trains else 0.0
     proximal_mu = 0.0 if hooks is None else hooks.proximal_mu
@@ -273,7 +273,7 @@ def _sources(package: Path) -> str:
 
 def check_batches(config: Config, sizes: Ints, least: int) -> None:
     """Reject training batches of one sample if the model needs more (`models.flat.FlatModel.least`)."""
-    part, rule = config.local, config.samples.sampler.component.name
+    part, rule = config.local, config.samples.sampler.name
     if least == 1:
         return
     cause = ""

@@ -37,7 +37,7 @@ log = logging.getLogger("fedmpi")
 def rate_of(config: Config, t: int) -> float:
     """Return the local learning rate of round t."""
     schedule = config.local.schedule
-    return rate(schedule.component, schedule.make(), config.local.lr, t, config.rounds)
+    return rate(schedule, schedule.make(), config.local.lr, t, config.rounds)
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,8 @@ class Planner:
         self.cohorts = cohorts
         self.groups = groups
         self.accounts = Accounts(config, sizes)
-        self.row_rule = RowRule(
-            config.samples.sampler.component, config.samples.sampler.options, streams, config.samples.budget
-        )
-        self.weighing = Weighing(config.server.weights.component, config.server.weights.options)
+        self.row_rule = RowRule(config.samples.sampler, config.samples.sampler.options, streams, config.samples.budget)
+        self.weighing = Weighing(config.server.weights, config.server.weights.options)
         algorithm = local_algorithm(config)
         self.counts_once = algorithm is not None and bool(getattr(algorithm[1], "counts_once", False))
         self.seconds: Floats | None = None
@@ -139,12 +137,12 @@ class Planner:
         Weights that correct for unavailable clients do so here too.
         """
         weights = self.config.server.weights
-        name = weights.component.marks.get("opening")
+        name = weights.marks.get("opening")
         if not name:
             return self.weighing
         part = resolve("weights", name)
         population = weights.options.get("population", "clients")
-        return Weighing(part, {"population": population} if "population" in part.options else {})
+        return Weighing(part, {"population": population} if "population" in part.fields else {})
 
     def _sampled(self, t: int, turnout: Turnout) -> tuple[float, SizeEstimate | None, Ints | None]:
         """Return the probability with which samples are used, the size estimate used for it, and who was queried.

@@ -15,7 +15,6 @@ import torch
 import fedmpi
 from fedmpi.common.calling import failure_of
 from fedmpi.common.errors import ComponentFailure, raised
-from fedmpi.common.imports import object_name
 from fedmpi.common.plan import Plan
 from fedmpi.common.registry import Component, in_memory
 from fedmpi.config.loading import remarks
@@ -162,7 +161,7 @@ class Listener:
             try:
                 wanted = bool(self.on_round(dict(json_value(record))))
             except Exception as error:
-                part = Component("function on_round =", object_name(self.on_round), self.on_round)
+                part = Component("function on_round =", self.on_round)
                 failure, cause = vars(failure_of(part, error, raised(error), record["round"])), error
         answer = json.dumps([wanted, failure]).encode() if self.cluster.is_server else b""
         (received,) = self.cluster.broadcast([np.frombuffer(answer, np.uint8)] if self.cluster.is_server else None)

@@ -192,9 +192,9 @@ def one_by_one(
 ) -> SingleUpdates | None:
     """Return the object that applies functions to single updates if the configuration needs them; None for sums."""
     if config.server.aggregator.name != "mean":
-        aggregator = Aggregator(config.server.aggregator.component, config.server.aggregator.options)
+        aggregator = Aggregator(config.server.aggregator, config.server.aggregator.options)
         return partial(CombinedSum, aggregator=aggregator, cluster=cluster, model=model.initial)
-    weighing = Weighing(config.server.weights.component, config.server.weights.options)
+    weighing = Weighing(config.server.weights, config.server.weights.options)
     return partial(JudgedSum, weighing=weighing, loss=losses().loss, cluster=cluster) if weighing.judges else None
 
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from pydantic import Field
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.registry import DIGITS, SOURCE, Chosen, in_memory, is_digits, register
+from fedmpi.common.registry import DIGITS, SOURCE, Component, in_memory, is_digits, register
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
 
@@ -62,7 +62,7 @@ def open_store(where: Any, options: Mapping[str, Any] | None = None, verify: boo
     from fedmpi.data.shards import open_folder
 
     if is_digits(where):
-        return open_digits(Chosen.read(SOURCE, {"name": where, **(options or {})}, DIGITS).make())
+        return open_digits(Component.read(SOURCE, {"name": where, **(options or {})}, DIGITS).make())
     if in_memory(where):
         return arrays_of(where, options or {}).store
     if options:

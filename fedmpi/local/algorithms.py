@@ -19,7 +19,7 @@ from numpy.random import Generator
 
 from fedmpi.common.calling import is_complex
 from fedmpi.common.imports import Later
-from fedmpi.common.registry import register
+from fedmpi.common.registry import Component, register
 
 if TYPE_CHECKING:
     import torch
@@ -334,7 +334,7 @@ class FedNova(LocalAlgorithm):
     numbers = ("steps",)
 
     def refuses(self, config: Config) -> str | None:
-        weights = config.server.weights.component
+        weights = config.server.weights
         if weights.marks.get("averages_models") or hasattr(weights.object, "after"):
             return f'server.weights = "{weights.name}" makes no weighted mean of updates: choose others'
         return _needs_sgd(config, "it knows what local steps add up to for SGD only", proximal=True)
@@ -353,7 +353,7 @@ class FedNova(LocalAlgorithm):
 
 def _needs_sgd(config: Config, why: str, proximal: bool = False) -> str | None:
     optimizer = config.local.optimizer
-    if optimizer.name != "sgd" or not optimizer.has_defaults:
+    if optimizer != Component("local optimizer", "sgd"):
         return f'local.optimizer = {optimizer!r} does not go with it: {why}: set local.optimizer = "sgd"'
     if config.local.proximal_mu and not proximal:
         return f"local.proximal_mu does not go with it: {why}: leave it at 0"

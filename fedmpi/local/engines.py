@@ -78,7 +78,7 @@ def why_not_merged(config: Config, sequential: SequentialEngine) -> str | None:
     own_updates = {
         "clipping, transport, attacks or diagnostics": observer is not None,
         f"server.aggregator = {config.server.aggregator.name!r}": config.server.aggregator.name != "mean",
-        f"server.weights = {config.server.weights.name!r}": hasattr(config.server.weights.component.object, "after"),
+        f"server.weights = {config.server.weights.name!r}": hasattr(config.server.weights.object, "after"),
         "server.exact": config.server.exact,
     }
     if needing := [what for what, needs in own_updates.items() if needs]:

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from fedmpi.common.calling import calling, refuse_result
 from fedmpi.common.imports import Later
-from fedmpi.common.registry import Chosen, Component, register
+from fedmpi.common.registry import Component, register
 from fedmpi.config import Config
 
 if TYPE_CHECKING:
@@ -209,17 +209,16 @@ def own_optimizer(config: Config) -> OwnOptimizer | None:
     from fedmpi.local.work import OwnOptimizer
 
     chosen = config.local.optimizer
-    part = chosen.component
-    if part.foreign:
-        return OwnOptimizer(part, partial(part.object, **chosen.options))
-    if part.name != "sgd" or is_plain_sgd(chosen):
+    if chosen.foreign:
+        return OwnOptimizer(chosen, partial(chosen.object, **chosen.options))
+    if chosen.name != "sgd" or is_plain_sgd(chosen):
         return None
-    return OwnOptimizer(part, partial(torch.optim.SGD, **chosen.options))
+    return OwnOptimizer(chosen, partial(torch.optim.SGD, **chosen.options))
 
 
-def is_plain_sgd(optimizer: Chosen) -> bool:
+def is_plain_sgd(optimizer: Component) -> bool:
     """Check whether the local optimizer is SGD without momentum and weight decay."""
-    return optimizer.name == "sgd" and optimizer.has_defaults
+    return optimizer == Component("local optimizer", "sgd")
 
 
 def rate(part: Component, schedule: Callable[..., Any], lr: float, round: int, rounds: int) -> float:

@@ -93,7 +93,7 @@ class UpdateObserver:
     ) -> UpdateObserver | None:
         """Return the observer of a configuration, or None if nothing needs single updates (they may then be merged)."""
         clip_norm, measures, chosen = config.privacy.clip_norm, config.logging.diagnostics, config.compression
-        norms = "update_norm" in config.clients.sampler.component.marks.get("needs", ())
+        norms = "update_norm" in config.clients.sampler.marks.get("needs", ())
         if chosen.name == "none":
             wanted = measures or norms or clip_norm is not None or attacks is not None
             return cls(clip_norm, measures, None, attacks, norms) if wanted else None

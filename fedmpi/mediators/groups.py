@@ -30,7 +30,7 @@ class MediatorGroups:
     ):
         assert isinstance(config.topology, Mediators)
         self.part = config.topology
-        self.scheduling = config.topology.scheduling.component
+        self.scheduling = config.topology.scheduling
         with calling(self.scheduling):
             self._schedule = config.topology.scheduling.make()
         takes(self.scheduling, self._schedule, "class_counts", "most", "generator", "target")

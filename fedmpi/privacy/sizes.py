@@ -322,7 +322,7 @@ def exposure(config: Config) -> Exposure | None:
         Exposure("rebalance = true", True, "switch it off"): config.rebalance is not None,
         Exposure('clients.sampler.features = "label-histogram"', True, "choose features made of gradients"): histogram,
         Exposure(by_samples[0], True, by_samples[1]): of_size,
-        Exposure(f"{own}, which sees all sizes,", True, remedy): weights.component.foreign,
+        Exposure(f"{own}, which sees all sizes,", True, remedy): weights.foreign,
         Exposure("clients.sampler.initial_step = true", True, "switch it off or choose equal weights"): opening,
         Exposure(f'topology.scheduling = "{scheduling}"', False, 'set it to "random"'): scheduling != "random",
         Exposure(own, False, remedy): weights.name == "samples",

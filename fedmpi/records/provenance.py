@@ -84,7 +84,7 @@ def git_commit() -> str | None:
 
 def custom_components(config: Config) -> list[Component]:
     """Return the custom components in the configuration."""
-    chosen = [one.component for _, one in components_of(config) if one.is_component]
+    chosen = [one for _, one in components_of(config) if one.is_component]
     return [component for component in chosen if component.foreign]
 
 

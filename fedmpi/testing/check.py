@@ -93,7 +93,7 @@ class Subject:
         """Return the settings that are options of the component."""
         key = KINDS[self.part.kind].key
         if key.startswith("--"):  # settings of its trials are beside its options
-            return {name: value for name, value in self.settings.items() if name in self.part.options}
+            return {name: value for name, value in self.settings.items() if name in self.part.fields}
         own = {name: value for name, value in self.settings.items() if name.startswith(f"{key}.")}
         return {name.removeprefix(f"{key}."): value for name, value in own.items()}
 

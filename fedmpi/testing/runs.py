@@ -42,7 +42,11 @@ SMALL = {
 """Configuration of the run, unless a component's own settings override it."""
 NEEDED: dict[str, dict[str, Any]] = {
     "scheduling": {"topology": "mediators", "topology.clients_per_mediator": 2},
-    "client sampler": {"clients.availability": "bernoulli", "clients.availability.probability": 0.7},
+    "client sampler": {
+        "clients.count": 3,
+        "clients.availability": "bernoulli",
+        "clients.availability.probability": 0.8,
+    },
     "data source": {"clients.sampler": "all"},
     "attack": {"clients.attack_fraction": 0.4},
     # maxima and ReLU jump at equal values
@@ -200,6 +204,6 @@ EVALUATED = Contract(
 CONTRACTS = {
     "local algorithm": Contract(in_a_run, more=(("names that are read", names_read),)),
     **dict.fromkeys(("local optimizer", "schedule", "scheduling"), IN_A_RUN),
-    **dict.fromkeys(("server optimizer", "aggregator", "compressor", "attack", "data source", "loss"), IN_A_RUN),
+    **dict.fromkeys(("server optimizer", "compressor", "attack", "data source", "loss"), IN_A_RUN),
     **dict.fromkeys(("metric", "model"), EVALUATED),
 }

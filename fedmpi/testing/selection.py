@@ -8,8 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from scipy import stats
 
+from fedmpi.aggregation.aggregators import Aggregator
 from fedmpi.aggregation.weights import Weighing
 from fedmpi.clients.availability import chances
 from fedmpi.clients.cohort import Cohort, Presence, StrataSummary
@@ -19,7 +21,7 @@ from fedmpi.common.decorators import NUMBERS
 from fedmpi.common.streams import Streams
 from fedmpi.common.types import Floats, Ints
 from fedmpi.samples.rules import RowRule
-from fedmpi.testing.check import CLIENTS, FALSE_ALARM, Contract, Subject, cost, demand
+from fedmpi.testing.check import CLIENTS, FALSE_ALARM, TOLERANCE, Contract, Results, Subject, cost, demand, demand_equal
 from fedmpi.testing.runs import in_a_run
 
 DRAWS = 10_000
@@ -135,6 +137,26 @@ def _weigh(subject: Subject, cohort: Cohort) -> None:
     Weighing(subject.part, subject.options).of(cohort, sizes, 0)
 
 
+def slices_agree(subject: Subject) -> str:
+    """Require that the combined updates of nine clients do not depend on how ranks share the coordinates."""
+    draws = np.random.Generator(np.random.Philox(5)).standard_normal((9, 40)).astype(np.float32)
+    coefficients = torch.arange(1.0, 10.0) / 45
+
+    def combined(slices: int) -> Results:
+        aggregator = Aggregator(subject.part, subject.options)
+        parts = torch.from_numpy(draws).chunk(slices, dim=1)
+        measured: Any = sum(aggregator.measure(part.clone(), 0) for part in parts) if aggregator.measures else None
+        found = torch.cat([aggregator.combine(part.clone(), coefficients, measured, 0) for part in parts])
+        return {"the combined update": found.numpy()}
+
+    problem = (
+        "a coordinate's result may not depend on the others of its slice. Define measure(updates), to be summed over "
+        "all slices, and combine(updates, coefficients, measured)"
+    )
+    apart = max(demand_equal(combined(1), combined(slices), problem, TOLERANCE) for slices in (2, 7, 40))
+    return f"equal within {apart:.1g}"
+
+
 MANY = f"cost with {CLIENTS:,} clients"
 CONTRACTS = {
     "client sampler": Contract(
@@ -144,6 +166,7 @@ CONTRACTS = {
             (MANY, lambda subject: cost(world, lambda view: _of_one_round(subject, view))),
         ),
     ),
+    "aggregator": Contract(in_a_run, more=(("slices of the coordinates agree with the whole", slices_agree),)),
     "availability": Contract(
         in_a_run,
         more=((MANY, lambda subject: cost(world, lambda view: chances(subject.part, subject.made(), view))),),

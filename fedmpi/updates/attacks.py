@@ -14,7 +14,7 @@ from pydantic import Field
 
 from fedmpi.common.calling import calling, result_tensor
 from fedmpi.common.imports import Later
-from fedmpi.common.registry import Chosen, register
+from fedmpi.common.registry import Component, register
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
 from fedmpi.updates.compression import what_arrives
@@ -69,7 +69,7 @@ class LabelFlip:
         return classes - 1 - labels
 
 
-def attackers(attack: Chosen, fraction: float, streams: Streams, clients: int) -> Ints:
+def attackers(attack: Component, fraction: float, streams: Streams, clients: int) -> Ints:
     """Return the clients that attack in every round in which they are selected, sorted, int64 (a,).
 
     They are `clients.attack_fraction` of all clients, rounded half up, drawn uniformly from the stream (ATTACK, 0).
@@ -83,8 +83,8 @@ def attackers(attack: Chosen, fraction: float, streams: Streams, clients: int) -
 class AttackedUpdates:
     """Manipulated updates of the attackers."""
 
-    def __init__(self, attack: Chosen, attackers: Ints, streams: Streams):
-        self.part, self.streams = attack.component, streams
+    def __init__(self, attack: Component, attackers: Ints, streams: Streams):
+        self.part, self.streams = attack, streams
         self._attack, self._attackers = attack.make(), frozenset(attackers.tolist())
 
     def send(self, round: int, client: int, update: Tensor) -> Tensor:
@@ -98,8 +98,8 @@ class AttackedUpdates:
 class PoisonedLabels:
     """Samples as the clients train on them, with the labels of an attack for its attackers."""
 
-    def __init__(self, data: DataSource, attack: Chosen, attackers: Ints):
-        self._data, self._part, self._attack = data, attack.component, attack.make()
+    def __init__(self, data: DataSource, attack: Component, attackers: Ints):
+        self._data, self._part, self._attack = data, attack, attack.make()
         self.sizes: Ints = data.sizes
         self.description: DataDescription = data.description
         self._attacks = np.zeros(len(data.sizes), bool)

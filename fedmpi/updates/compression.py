@@ -18,7 +18,7 @@ from pydantic import Field
 from fedmpi.common.calling import calling, result_tensor
 from fedmpi.common.decorators import compressor
 from fedmpi.common.imports import Later
-from fedmpi.common.registry import Chosen, Component, register
+from fedmpi.common.registry import Component, register
 from fedmpi.common.streams import Purpose, Streams
 
 if TYPE_CHECKING:
@@ -104,8 +104,8 @@ def _draws(update: Tensor, generator: np.random.Generator) -> Tensor:
 class Transport:
     """Lossy transport of the clients' updates to the server."""
 
-    def __init__(self, chosen: Chosen, streams: Streams):
-        self.part, self.compress, self.streams = chosen.component, chosen.make(), streams
+    def __init__(self, chosen: Component, streams: Streams):
+        self.part, self.compress, self.streams = chosen, chosen.make(), streams
         keeps = chosen.services is not None and chosen.services.error_feedback
         self.residuals: dict[int, Tensor] | None = {} if keeps else None
 
@@ -158,9 +158,9 @@ def what_arrives(
     return update if found is None or found is update else update.copy_(result_tensor(part, found, update.shape, round))
 
 
-def upload_bits(chosen: Chosen, values: int) -> Fraction:
+def upload_bits(chosen: Component, values: int) -> Fraction:
     """Return bits per value of an update of d values, positions and scales included."""
-    bits = chosen.component.marks.get("bits", 32)
+    bits = chosen.marks.get("bits", 32)
     return Fraction(bits(values, **chosen.options), values) if callable(bits) else Fraction(bits)
 
 

@@ -14,7 +14,7 @@ UPDATES = [[0.5, -1.0, 0.0, 2e-3], [0.1, 3.0, -0.2, 0.0], [-0.4, 0.2, 0.2, 1.0]]
 def made(kind: str, w: torch.Tensor, trainable: int | None = None, **options: float) -> ServerOptimizer:
     """The built-in optimizer of this name, with those of the options that it has."""
     part = resolve("server optimizer", kind)
-    return ServerOptimizer(part, {name: value for name, value in options.items() if name in part.options}, w, trainable)
+    return ServerOptimizer(part, {name: value for name, value in options.items() if name in part.fields}, w, trainable)
 
 
 def run(optimizer: ServerOptimizer, w: torch.Tensor, updates: list[list[float]] = UPDATES) -> torch.Tensor:

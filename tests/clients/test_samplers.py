@@ -125,7 +125,7 @@ def test_oort_selects_the_clients_of_a_plain_loop() -> None:
 
 
 def test_oorts_defaults_are_those_of_the_paper() -> None:
-    options = {name: field.default for name, field in resolve("client sampler", "oort").options.items()}
+    options = {name: field.default for name, field in resolve("client sampler", "oort").fields.items()}
     expected = {"explore": 0.9, "explore_decay": 0.98, "explore_least": 0.2, "cutoff": 0.95, "clip": 0.95, "stale": 0.1}
     assert options == expected
 

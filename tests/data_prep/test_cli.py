@@ -46,7 +46,7 @@ def test_list_shows_every_data_set_and_every_partition_with_its_options(
         for source in data_set.sources:
             assert source.url in shown or source.url.rpartition("/")[0] in shown
     for part in components("partition"):
-        assert part.name in lines and all(f"    {flag(name)}: " in shown for name in part.options)
+        assert part.name in lines and all(f"    {flag(name)}: " in shown for name in part.fields)
     assert max(map(len, lines)) <= 80 or max(lines, key=len).strip().startswith("http")
 
 

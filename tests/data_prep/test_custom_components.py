@@ -108,7 +108,7 @@ def test_a_readers_arrays_are_a_data_set_and_its_parameters_options(prepare: Any
         ("digits --partition mine:by_label --shift 3 --alpha 1", "--alpha is no option of"),
         ("digits --partition mine:spoiling --clients 2 --keep perhaps", "--keep = 'perhaps' does not"),
         ("digits --partition mine:by_lable", "did you mean by_label"),
-        ("mine:points --partition user", "needs --count, which has no default"),
+        ("mine:points --partition user", "needs --count, without a default"),
         ("mine:points --partition user --count 8 --raw .", "leave out --raw"),
         ("mine:columns --partition user", "where is mine:columns? give --raw"),
         ("mine:clashing --partition user", "--seed is an option of data_prep itself"),

@@ -34,8 +34,8 @@ def test_the_table_of_partitions_has_each_with_its_options_and_defaults() -> Non
     names = [law.name for law in laws]
     assert {name for name in table if name in names} == set(names)  # their order follows the imports
     for law in laws:
-        assert re.findall(r"`(--[\w-]+)`", table[law.name][0]) == [*map(flag, law.options)], law.name
-        for name, field in law.options.items():
+        assert re.findall(r"`(--[\w-]+)`", table[law.name][0]) == [*map(flag, law.fields)], law.name
+        for name, field in law.fields.items():
             match, default = re.search(rf"`{flag(name)}` \(([^:)]*)", table[law.name][0]), field.default
             shown = f"{default:g}" if isinstance(default, int | float) else default
             assert field.is_required() if match is None else match[1] == shown, (law.name, name)

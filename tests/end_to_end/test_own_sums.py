@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fedmpi
-from fedmpi.common.registry import Chosen
+from fedmpi.common.registry import Component
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import load_config
 from fedmpi.data.opening import open_store
@@ -76,7 +76,7 @@ def test_the_same_clients_attack_in_every_round_and_are_recorded(tmp_path: Path)
 
 def test_labels_are_flipped_in_whichever_way_samples_are_loaded() -> None:
     data = ClientData(open_store("digits:clients=5"), torch.device("cpu"), standardize=True)
-    flipped, attackers = PoisonedLabels(data, Chosen("attack", "label-flip"), np.array([0, 3])), (0, 3)
+    flipped, attackers = PoisonedLabels(data, Component("attack", "label-flip"), np.array([0, 3])), (0, 3)
     rows = [np.arange(k, data.sizes[k], 2) for k in range(5)]
     alone = [flipped.load(k)[1] for k in range(5)]
     for k in range(5):

@@ -258,7 +258,7 @@ def options() -> Iterator[tuple[str, str]]:
     """Yield (component, option) of all built-in components of a run except models."""
     for kind in RUN:
         for part in components(kind.name):
-            yield from ((part.name, f"{kind.key}.{name}") for name in part.own_options)
+            yield from ((part.name, f"{kind.key}.{name}") for name in part.own)
 
 
 def test_every_key_and_every_option_has_a_row():
@@ -327,7 +327,7 @@ TEXTS = DataDescription((12,), "int32", 3, "text", 40, (), ())
 
 @pytest.mark.parametrize(
     ("name", "option"),
-    [(part.name, name) for part in components("model") for name in part.options if name in OTHERWISE],
+    [(part.name, name) for part in components("model") for name in part.fields if name in OTHERWISE],
 )
 def test_an_option_changes_the_model(name: str, option: str):
     data = TEXTS if "dimension" in SMALL[name] else COLORED if name in ("cifar-cnn", "resnet18") else GRAY

@@ -414,4 +414,4 @@ def test_only_components_of_users_have_sources_and_one_in_no_file_is_warned_of(c
             assert part_sources(fedmpi.Config(task={"loss": loss}, clients={"count": 4}), warns=True) == {}
         assert not caplog.records
         assert part_sources(fedmpi.Config(samples={"sampler": names["few"]}, clients={"count": 4}), warns=True) == {}
-    assert "samples.sampler = typed_in:few is in no file" in caplog.text
+    assert "samples.sampler = typed_in:few(...) is in no file" in caplog.text

@@ -28,7 +28,7 @@ KINDS = [part.name for part in components("weights")]
 def weighing(kind: str, **options: Any) -> Weighing:
     """The built-in weights of this name, with those of the options that they have."""
     part = resolve("weights", kind)
-    return Weighing(part, {name: value for name, value in options.items() if name in part.options})
+    return Weighing(part, {name: value for name, value in options.items() if name in part.fields})
 
 
 def coefficients(

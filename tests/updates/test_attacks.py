@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedmpi.common.registry import Chosen
+from fedmpi.common.registry import Component
 from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
 from fedmpi.updates.attacks import AttackedUpdates, attackers
@@ -25,7 +25,7 @@ def test_a_share_of_the_clients_attacks_rounded_half_up(fraction: float, count: 
 
 
 def sent(kind: Any, scale: float, round: int = 2, client: int = 4, update: torch.Tensor = UPDATE) -> torch.Tensor:
-    attack = Chosen("attack", kind, {"scale": scale})
+    attack = Component("attack", kind, {"scale": scale})
     return AttackedUpdates(attack, ATTACKERS, STREAMS).send(round, client, update.clone())
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedmpi import ComponentFailure, compressor
-from fedmpi.common.registry import Chosen
+from fedmpi.common.registry import Component
 from fedmpi.common.streams import Streams
 from fedmpi.local.pipeline import UpdateObserver
 from fedmpi.local.work import ClientTask
@@ -35,9 +35,9 @@ FORMATS = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 VALUES = st.floats(-6e4, 6e4, width=32).filter(lambda value: value == 0 or abs(value) > 1e-30)
 
 
-def compression(kind: str, fraction: float, error_feedback: bool = False) -> Chosen:
+def compression(kind: str, fraction: float, error_feedback: bool = False) -> Component:
     options = {} if kind == "none" else {"error_feedback": error_feedback}
-    return Chosen("compressor", kind, {"fraction": fraction, **options} if kind == "top-k" else options)
+    return Component("compressor", kind, {"fraction": fraction, **options} if kind == "top-k" else options)
 
 
 def update(values: int = 1300, seed: int = 0) -> Tensor:
@@ -143,11 +143,11 @@ def signs(update: Tensor, generator: np.random.Generator, *, scale: float = 1.0)
 
 def test_a_custom_compressor_is_sized_and_keeps_what_it_loses():
     sent = update()
-    chosen = Chosen("compressor", signs, {"scale": 2, "error_feedback": True})
+    chosen = Component("compressor", signs, {"scale": 2, "error_feedback": True})
     transport = Transport(chosen, Streams(5))
     arrived = transport.send(0, 3, sent.clone())
     assert torch.equal(arrived, sent.sign() * 2.0 * sent.abs().mean())
     assert transport.residuals is not None and torch.allclose(transport.residuals[3] + arrived, sent)
     assert upload_bits(chosen, 1300) == 2
     with pytest.raises(ComponentFailure, match="returned"):
-        Transport(Chosen("compressor", lambda update, generator: update[:1]), Streams(5)).send(0, 3, sent)
+        Transport(Component("compressor", lambda update, generator: update[:1]), Streams(5)).send(0, 3, sent)
