@@ -12,6 +12,7 @@ import torch
 import fedmpi
 from fedmpi import UserError, presets
 from fedmpi.config import build_config, config_toml, key_descriptions, load_config
+from fedmpi.config.keys import components_of
 from fedmpi.config.loading import given_config, remarks
 from fedmpi.config.writing import differences, flat_table
 
@@ -58,6 +59,8 @@ def test_overrides_of_a_configuration_count_as_those_of_what_it_was_made_from():
 
 
 def test_a_count_replaces_the_fraction_of_the_preset():
+    with pytest.raises(UserError, match="clients.count = 4 does not go with clients.fraction = 0.1"):
+        given_config({"preset": "fedavg", "clients.count": 4, "clients.fraction": 0.1}, {})
     complete = tomllib.loads(config_toml(from_settings("preset=fedavg")))
     for config in (from_settings("preset=fedavg", "clients.count=4"), given_config(complete, {"clients.count": 4})):
         assert (config.clients.count, config.clients.fraction) == (4, None)
@@ -163,6 +166,13 @@ def test_a_missing_and_a_malformed_file_are_named(tmp_path: Path):
     broken.write_text("rounds = = 3\n")
     with pytest.raises(UserError, match=r"broken.toml is not valid TOML.*line 1"):
         load_config(broken)
+
+
+def test_every_chosen_component_is_found_with_its_key():
+    metrics = [{"name": "top-k", "k": 2}, {"name": "top-k", "k": 3}]
+    chosen = [*components_of(fedmpi.Config(task={"metrics": metrics}, clients={"count": 2}, topology="mediators"))]
+    assert [one.name for key, one in chosen if key == "task.metrics"] == ["top-k", "top-k"]
+    assert {("topology.scheduling", "greedy"), ("data.source", "digits")} <= {(key, one.name) for key, one in chosen}
 
 
 def test_every_key_is_described():
