@@ -178,6 +178,10 @@ def test_every_chosen_component_is_found_with_its_key():
 def test_every_key_is_described():
     assert all(description for _, _, description in key_descriptions())
     defaults = {key: default for key, default, _ in key_descriptions()}
+    texts = {key: text for key, _, text in key_descriptions()}
+    assert texts["clients.sampler.strata"].endswith(
+        'Needs clients.sampler.clustering = "kmeans". Option of stratified.'
+    )
     assert (defaults["local.lr"], defaults["devices.speed.rates"]) == ("0.05", "required")
 
 

@@ -30,8 +30,6 @@ from fedmpi.config.tables import ConfigTables
 
 Layer = tuple[str, Mapping[str, Any]]
 """Origin of values, for messages, and the values, nested or flat."""
-LARGEST_FILE = 1 << 24
-"""Largest size of a configuration in bytes."""
 OF_A_SWEEP = ("sweep", "prepare", "base")
 """Keys of a file that describes many runs."""
 
@@ -149,7 +147,7 @@ def sentence(error: ValidationError, values: Mapping[str, Any], origins: Mapping
 def read_toml(path: Path) -> Values:
     """A TOML file as a table; unreadable or malformed files raise UserError."""
     try:
-        return tomllib.loads(read_plain(path, LARGEST_FILE).decode("utf-8"))
+        return tomllib.loads(read_plain(path).decode("utf-8"))
     except OSError as error:
         raise UserError(f"cannot read the configuration {shown(path)} ({error.strerror}). Check the path") from error
     except (ValueError, RecursionError) as error:  # invalid TOML or UTF-8, or numbers of thousands of digits
@@ -222,7 +220,7 @@ def drop_alternatives(older: Values, newer: Mapping[str, Any]) -> None:
 def put_over(older: Values, newer: Mapping[str, Any]) -> None:
     """Put newer values over older ones; another component drops the options of the one that it replaces."""
     for key, value in newer.items():
-        if value != older.get(key, _default_name(key)) or isinstance(value, bool):
+        if value != older.get(key, _default_name(key)):
             for option in [name for name in older if name.startswith(f"{key}.")]:
                 del older[option]
     older.update(newer)

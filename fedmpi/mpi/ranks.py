@@ -55,7 +55,7 @@ class Cluster:
         self.server_trains = True
         self.mpi = mpi
         self.rank, self.size = (0, 1) if comms is None else (comms.world.rank, comms.world.size)
-        self.node_rank, self.node_size = (0, 1) if comms is None else (comms.node.rank, comms.node.size)
+        self.node_rank = 0 if comms is None else comms.node.rank
         self.nodes = 1 if comms is None else comms.nodes
         self.largest_node = 1 if comms is None else comms.largest_node
         self.fewest_cores = cores_allowed() if comms is None else comms.fewest_cores

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+from fedmpi.process.children import mpiexec
 
 Job = subprocess.Popen[str]
 LIMIT = float(os.environ.get("FEDMPI_TEST_SECONDS", "170"))
@@ -28,11 +29,7 @@ LATE_ANSWER = re.compile(r"^\[\S+:\d+\] PMIX ERROR: PMIX_ERR_UNREACH in file \S+
 
 def find_mpiexec() -> str:
     """The mpiexec beside this Python, else the one of the PATH; skips the test when there is none."""
-    own = Path(sys.prefix) / "bin" / "mpiexec"
-    found = str(own) if own.exists() else shutil.which("mpiexec")
-    if found is None:
-        pytest.skip("no mpiexec: pip install 'fedmpi[mpi]'")
-    return found
+    return mpiexec() or pytest.skip("no mpiexec: pip install 'fedmpi[mpi]'")
 
 
 def start_mpi_job(
