@@ -253,6 +253,7 @@ def test_an_edited_component_does_not_change_what_a_finished_run_is(
     assert len(fedmpi.load_run("runs/a").model) == 2, "nothing is edited yet"
     edit(home / "own_net.py", "nn.Linear(64, 10))", "nn.Tanh(), nn.Linear(64, 10))")
     edit(home / "own_study/helper.py", "STEP = 1", "STEP = 3")
+    assert len(fedmpi.load_run("runs/a").model) == 2, "the module that is imported is another one by now"
     with forgotten():
         model = fedmpi.load_run("runs/a").model
         assert [type(layer).__name__ for layer in model] == ["Flatten", "Linear"]

@@ -106,7 +106,7 @@ class SavedState:
         """Return the checkpoint of the run's folder that the run resumes from, on rank 0 only."""
         if self.recorder is None:
             return None
-        found = self.recorder.resume(self.experiment.data_facts.digest)
+        found = self.recorder.resume()
         own = self.net.frozen_checksum
         if found is not None and found.header.get("frozen", own) != own:
             raise UserError(

@@ -46,7 +46,7 @@ class Recorder:
         self.config = config
         self.history = History(config)
         self.checkpoints = folder / "checkpoints"
-        self._mark = data_mark(config, data).encode()
+        self._data, self._mark = data, data_mark(config, data).encode()
         self._sources = part_sources(config, warns=True)
         self._changes: list[tuple[str, str, str]] = []
         self._events: Any = None  # TensorBoard's SummaryWriter
@@ -88,14 +88,14 @@ class Recorder:
         begun = (self.folder / "summary.json").exists() or any(self.checkpoints.glob("*"))
         keep_sources(self.folder, self._sources, resumed=begun)
 
-    def resume(self, data: str = "") -> Checkpoint | None:
+    def resume(self) -> Checkpoint | None:
         """Return the newest checkpoint after removing the records after it; None if the run starts at round 0.
 
         Called once, before the first record is written.
         """
         with writing(self.folder):
             checkpoint = newest_checkpoint(self.checkpoints)
-            if checkpoint and checkpoint.header.get("data", "") != data:
+            if checkpoint and checkpoint.header.get("data", "") != self._data:
                 raise UserError(
                     f"{self.config.data.source.name} holds other data than those that {self.folder} was trained on up "
                     f"to round {checkpoint.next_round}. Prepare them as they were, or choose another --out"

@@ -315,6 +315,13 @@ def test_the_best_round_is_the_first_of_equal_ones_judged_on_validation_if_there
     assert {key: found.get(key) for key in summary} == summary
 
 
+def test_the_best_round_of_a_regression_has_the_lowest_loss() -> None:
+    history = History(load_config(None, [*SETTINGS, "task.kind=regression"]))
+    history.lines = [as_line({"round": t, "test_loss": loss}) for t, loss in enumerate((0.5, 0.2, 0.3))]
+    found = history.summary({})
+    assert (found["best_round"], found["best_test_loss"]) == (1, 0.2)
+
+
 def test_final_scores_are_those_of_the_last_evaluation() -> None:
     history = History(CONFIG)
     for record in ({"test_accuracy": 0.5, "client_accuracy_mean": 0.1}, {"test_accuracy": 0.6}, {"train_loss": 1.0}):

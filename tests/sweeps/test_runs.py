@@ -52,15 +52,16 @@ def finished(*runs: PlannedRun) -> None:
 
 @pytest.fixture
 def replaced(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
-    """Start these shell commands instead of runs; return the environments of the starts."""
-    popen, seen = subprocess.Popen, []
+    """Start these shell commands instead of runs; return the environments of the starts, and how many were running."""
+    popen, seen, processes = subprocess.Popen, [], []
 
     def replace(*commands: str) -> list[Any]:
         waiting = iter(commands)
 
         def start(words: list[str], stdout: Any, env: dict[str, str], **further: Any) -> Any:
-            seen.append(env)
-            return popen(["sh", "-c", next(waiting)], stdout=stdout)
+            seen.append(env | {"running": sum(one.poll() is None for one in processes)})
+            processes.append(popen(["sh", "-c", next(waiting)], stdout=stdout))
+            return processes[-1]
 
         monkeypatch.setattr("subprocess.Popen", start)
         return seen
@@ -235,10 +236,11 @@ def test_runs_at_the_same_time_share_the_cores(
     planned = plan_sweep(TWO_SEEDS, tmp_path, ranks=3)
     monkeypatch.delenv(MOST_THREADS, raising=False)
     monkeypatch.setattr(runner, "cores_allowed", lambda: 9)
-    seen = replaced("exit 0", "exit 0", "exit 0", "exit 0")
+    seen = replaced("sleep 0.5", "sleep 0.5", "sleep 0.1", "exit 0")
     run_sweep(planned, planned.runs, jobs=2)
     run_sweep(planned, planned.runs)
     assert [env.get(MOST_THREADS) for env in seen] == ["1", "1", None, None]
+    assert [env["running"] for env in seen] == [0, 1, 0, 0]
 
 
 @pytest.mark.parametrize(
