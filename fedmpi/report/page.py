@@ -216,13 +216,12 @@ def _spreads(shown: Shown, groups: Sequence[SeedGroup], numbers_of: Callable[[On
 def _results(shown: Shown, groups: Sequence[SeedGroup]) -> Item:
     def costs(run: OneRun) -> dict[str, Any]:
         found = {key_title(key): value for key, value in numbers.scores(run.records, ("test_", "val_")).items()}
-        found |= {UNITS[axis]: values[-1] for axis, values in spent(run.records).items() if axis != "round"}
+        found |= {UNITS[axis]: values[-1] for axis, values in spent(run.records).items()}
         sent = {link: sum(record.get(f"bytes_{link}") or 0 for record in run.records) for link in LINKS}
         return found | {f"MB {key_title(link)}": count / 1e6 for link, count in sent.items() if count}
 
     columns = _spreads(shown, groups, costs)
     columns |= {"seeds": [len(group.runs) for group in groups]}
-    columns |= {"rounds": [max(len(run.records) for run in group.runs.values()) for group in groups]}
     means = ", mean ± standard deviation over seeds" * shown.several_seeds
     note = f"Last score of every run{means}; samples, simulated traffic and time of the whole run."
     return Item("results", "Scores and costs", note, columns)

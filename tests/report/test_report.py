@@ -89,7 +89,7 @@ def test_numbers_are_those_of_the_records(runs: list[OneRun], shown: Shown, cont
     assert results["samples"][place] == Spread.of([sum(record["samples"] for record in run.records) for run in both])
     for place_of, way in enumerate(("up", "down")):
         assert results[f"MB client {way}"][place] == Spread.of([one[place_of] for one in work])
-    assert (results["seeds"][place], results["rounds"][place]) == (2, 3)
+    assert (results["seeds"][place], results["rounds"][place]) == (2, Spread(2, 3.0, 0.0))
     settings = tables(contents)["differences"]
     apart = dict(zip(settings["key"], settings["fedavg"], strict=True))
     assert (apart["preset"], apart["samples.size.epsilon"]) == ("fedavg", "\u2013") and not {"seed", "rounds"} & {
@@ -121,7 +121,7 @@ def test_a_round_without_allocation_draws_from_no_stratum() -> None:
     rounds = [
         {"round": 0, "stratum_sizes": [4, 5]},
         {"round": 1, "stratum_sizes": [4, 8, 0], "allocation": [1, 2, 0]},
-        {"round": 2, "stratum_sizes": [5], "allocation": [5]},
+        {"round": 2, "stratum_sizes": [1], "allocation": [1]},
     ]
     found = numbers.strata(run_of(rounds))
     assert found is not None and (found["rows"], found["rounds"]) == ([1, 2, 3, 4], [2, 3, 4])
@@ -136,6 +136,8 @@ def test_many_clients_and_rounds_share_cells_and_none_is_lost() -> None:
     records = [{"round": t, "clients": " ".join(map(str, cohort))} for t, cohort in enumerate(cohorts)]
     found = numbers.participation(run_of(records, clients=10_000))
     assert found is not None and not found["binary"]
+    few = numbers.participation(run_of([{"round": 0, "clients": "0-9"}], clients=numbers.MOST_ROWS))
+    assert few is not None and few["binary"] and len(few["share"]) == numbers.MOST_ROWS
     rows, columns = np.diff(found["rows"]), np.diff(found["rounds"])
     counts = np.array(found["share"]) * np.outer(rows, columns)
     assert counts.sum() == pytest.approx(sum(map(len, cohorts)))
@@ -240,6 +242,7 @@ def test_the_main_finding_is_one_sentence_on_top(runs: list[OneRun]) -> None:
     assert table["configuration"] == ["a", "b", "c"]
     assert [text.endswith("significant") for text in table["difference to a"]] == [False, False, True]
     assert f"{table['difference to a'][2]}</td>" in render_page(contents, "")
+    assert page_contents(plain + better + group("e", 0.95, 0.2, 0.95))["finding"].startswith("c "), "not significant"
     worse = page_contents(plain + group("d", 0.4, 0.43, 0.41))["finding"]
     low, high = map(float, re.findall(r"\[(.*), (.*)\] points less than a", worse)[0])
     assert 0 < low < 100 * (0.51 - 1.24 / 3) < high

@@ -247,7 +247,7 @@ def test_runs_on_other_data_or_evaluated_otherwise_are_not_compared() -> None:
 
 DATA = {
     "a partition for each seed": ([("mnist-dir0.1-0", "", 0), ("mnist-dir0.1-1", "", 1)], ["mnist-dir0.1-{seed}"]),
-    "one folder of several seeds": ([("mnist10", "", 0), ("mnist10", "", 10), ("mnist", "", 0)], ["mnist10", "mnist"]),
+    "one folder of several seeds": ([("mnist10", "", 10), ("mnist10", "", 0), ("mnist", "", 0)], ["mnist10", "mnist"]),
     "a copy": ([("here", "abc", 0), ("there", "abc", 1)], ["here"]),
     "prepared again": ([("here", "abc", 0), ("here", "def", 1)], ["here (sha256 abc)", "here (sha256 def)"]),
 }
