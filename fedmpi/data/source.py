@@ -1,14 +1,16 @@
 """Data source of the engines: samples of clients as torch tensors, normalized, on the device of the work.
 
-A client that was read completely stays in memory, normalized, within a budget, so that later rounds only take views. On
-a CPU, samples that a model receives as they are stored are not copied: the tensors share the memory of the mapped file,
-whose pages the ranks of a node share, or of the user's arrays.
+On a CPU, a client that was read completely stays in memory, normalized, within a budget, so that later rounds only take
+views. Samples that a model receives as they are stored are not copied: the tensors share the memory of the mapped file,
+whose pages the ranks of a node share, or of the user's arrays. A GPU receives all samples once, as they are stored, if
+they fit into `DEVICE_SHARE` of its free memory, and else those of a call, through pinned memory.
 """
 
 from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -23,7 +25,9 @@ Tensors = tuple[torch.Tensor, torch.Tensor]
 
 RESIDENT_BYTES = 1 << 30
 DEVICE_SHARE = 0.5
-"""Share of a GPU's memory that stays free of samples, for models, activations and sums. Not measured on a GPU."""
+"""Largest share of a GPU's free memory for samples; models, activations and sums need the rest. Not measured."""
+UPLOADED_ROWS = 1 << 16
+"""Samples read at once for a GPU."""
 _OBJECT_BYTES = 1024  # a pair of tensors in the dictionary, whatever they hold
 
 with warnings.catch_warnings(action="ignore"):  # torch warns once of tensors over arrays that cannot be written to
@@ -52,17 +56,24 @@ class Normalizer:
         self.scale = torch.tensor(1.0 / (unit * std), dtype=torch.float32, device=device).reshape(shape)
         self.shift = torch.tensor(-mean / std, dtype=torch.float32, device=device).reshape(shape)
 
-    def __call__(self, x: AnyArray) -> torch.Tensor:
+    def __call__(self, x: AnyArray | torch.Tensor) -> torch.Tensor:
         """Features (r, \\*feature_shape) as a model receives them, read-only; on a CPU copied only if necessary."""
-        if self.device.type != "cpu":
-            stored = torch.from_numpy(np.require(x, requirements=["C", "A", "W"]))
-            out = stored.to(self.device, non_blocking=True).to(self.output)  # widened there, not before the transfer
+        if isinstance(x, torch.Tensor):
+            out = x.to(self.output, copy=self.scale is not None)  # stored values that are on the device
+        elif self.device.type != "cpu":
+            return self(_sent(x, self.device))
         elif self.scale is None and x.dtype == self._plain and x.flags.c_contiguous and x.flags.aligned:
             return torch.from_numpy(x)
         else:
             out = torch.empty(x.shape, dtype=self.output)
             np.copyto(out.numpy(), x)  # reads the mapped file and widens in one pass
         return out if self.scale is None or self.shift is None else out.mul_(self.scale).add_(self.shift)
+
+
+def _sent(x: AnyArray, device: torch.device) -> torch.Tensor:
+    """Copy an array to a GPU while the host goes on: torch reuses pinned memory only after the copy."""
+    stored = torch.from_numpy(np.require(x, requirements=["C", "A", "W"]))
+    return (stored.pin_memory() if device.type == "cuda" else stored).to(device, non_blocking=True)
 
 
 class DataSource(Protocol):
@@ -108,6 +119,11 @@ class ClientData:
     def load(self, client: int, rows: Ints | None = None) -> Tensors:
         """Samples of one client, all of them or those of some local rows."""
         client = int(client)
+        if self._on_device is not None:
+            first, end = self._offsets[client], self._offsets[client + 1]
+            if rows is not None:
+                return self.load_positions(first + rows)
+            return self.normalize(self._on_device[0][first:end]), self._on_device[1][first:end]
         kept = self._kept.get(client)
         if kept is None:
             x, y = self.store.client(client, rows)
@@ -117,14 +133,36 @@ class ClientData:
             return found
         if rows is None:
             return kept
-        index = torch.from_numpy(np.ascontiguousarray(rows, np.int64)).to(self.device)
+        index = torch.from_numpy(np.ascontiguousarray(rows, np.int64))
         return kept[0].index_select(0, index), kept[1].index_select(0, index)
 
+    @cached_property
+    def _on_device(self) -> Tensors | None:
+        """All samples as they are stored, and their targets, on the GPU; None without one or if they do not fit."""
+        device, samples = self.device, self.store.samples
+        if device.type == "cpu" or not samples:
+            return None
+        x, y = self.store.rows(np.zeros(1, np.int64))
+        y = y.astype(self._numbers)
+        free, _ = torch.cuda.mem_get_info(device)
+        if samples * (x.nbytes + y.nbytes) > DEVICE_SHARE * free:
+            return None
+        features = torch.empty((samples, *x.shape[1:]), dtype=torch.from_numpy(x).dtype, device=device)
+        targets = torch.empty((samples, *y.shape[1:]), dtype=torch.from_numpy(y).dtype, device=device)
+        for first in range(0, samples, UPLOADED_ROWS):
+            x, y = self.store.rows(np.arange(first, min(first + UPLOADED_ROWS, samples)))
+            features[first : first + len(x)] = _sent(x, device)
+            targets[first : first + len(x)] = _sent(y.astype(self._numbers), device)
+        return features, targets
+
+    @cached_property
+    def _offsets(self) -> Ints:
+        return np.concatenate([[0], np.cumsum(self.sizes)])
+
     def _stays(self, found: Tensors, x: AnyArray) -> bool:
-        """Check whether a client's tensors may stay in memory; on a GPU, what other ranks keep there counts, too."""
-        if self.device.type == "cuda":
-            free, total = torch.cuda.mem_get_info(self.device)
-            return free > DEVICE_SHARE * total
+        """Check whether a client's tensors may stay in the host's memory."""
+        if self.device.type != "cpu":
+            return False
         lent = (
             found[0].data_ptr() == x.ctypes.data and not x.flags.writeable
         )  # features that share the memory of the store
@@ -140,7 +178,11 @@ class ClientData:
 
     def load_positions(self, positions: Ints) -> Tensors:
         """Return the samples at global positions: row i of client k is at sizes[:k].sum() + i."""
-        return self._tensors(*self.store.rows(positions))
+        if self._on_device is None:
+            return self._tensors(*self.store.rows(positions))
+        x, y = self._on_device
+        index = _sent(positions, self.device)
+        return self.normalize(x.index_select(0, index)), y.index_select(0, index)
 
     def load_held_out(self, positions: Ints) -> Tensors:
         """Return the samples at positions of the validation part."""
@@ -167,4 +209,6 @@ class ClientData:
         return tensors
 
     def _tensors(self, x: AnyArray, y: AnyArray) -> Tensors:
-        return self.normalize(x), torch.from_numpy(y.astype(self._numbers)).to(self.device)
+        numbers = y.astype(self._numbers)
+        targets = torch.from_numpy(numbers) if self.device.type == "cpu" else _sent(numbers, self.device)
+        return self.normalize(x), targets

@@ -12,10 +12,12 @@ import pytest
 import torch
 
 from fedmpi import ClientArrays
+from fedmpi.data import source
 from fedmpi.data.opening import open_store
 from fedmpi.data.schema import DataDescription
 from fedmpi.data.shards import ShardStore
 from fedmpi.data.source import ClientData, Normalizer
+from tests.local.elsewhere import elsewhere, transfers
 
 SIZES = [3, 1, 7, 4, 5]
 
@@ -46,6 +48,31 @@ def test_rows_are_those_of_each_client_in_the_order_asked_for_read_from_the_stor
             assert torch.equal(together, torch.cat(some))
 
 
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_gpu_receives_all_samples_once_if_they_fit(
+    store: ShardStore, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = 2 * store.samples * (8 + 8)  # bytes of a sample and of its label
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free if fits else free - 1, free))
+    monkeypatch.setattr(source, "UPLOADED_ROWS", 7)
+    here = ClientData(store)
+    with elsewhere() as device:
+        there = ClientData(store, device)
+        there.load(0)
+        for ask in (
+            lambda data: data.load(2),
+            lambda data: data.load(4, np.array([3, 0, 3])),
+            lambda data: data.load_positions(np.array([19, 0, 5])),
+        ):
+            with transfers() as seen:
+                found = ask(there)
+            assert all(torch.equal(one.cpu(), other) for one, other in zip(found, ask(here), strict=True))
+            assert seen.count("to the device") <= (1 if fits else 2), "an index, or features and labels"
+        with transfers() as seen:
+            there.load(3)
+        assert ("to the device" in seen) is not fits
+
+
 def test_each_dtype_is_normalized_in_its_way() -> None:
     x = np.array([[1.0, 2.0], [3.0, 4.0]], np.float32)
     for dtype, mean, expected in (("float32", (1.0,), [[0.0, 0.5], [1.0, 1.5]]), ("float32", (), x), ("int32", (), x)):
@@ -73,9 +100,9 @@ def test_samples_that_stay_as_they_are_are_not_copied_and_the_others_are_kept_wi
     gc.collect()  # the tensor remains after the store whose file it maps
     assert np.array_equal(mapped.numpy(), arrays.x[:5])
     features, targets = x[:5].nbytes, 5 * 8
-    for source, counted in ((arrays, targets), (scaled, features + targets)):
+    for one, counted in ((arrays, targets), (scaled, features + targets)):
         for budget, kept in ((counted + 1023, False), (counted + 1024, True)):
-            data = ClientData(source.store, resident_bytes=budget)
+            data = ClientData(one.store, resident_bytes=budget)
             assert (data.load(0)[1] is data.load(0)[1]) is kept
             assert data.load(1)[1] is not data.load(1)[1], "the budget is spent"
 

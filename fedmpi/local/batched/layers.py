@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -282,11 +282,18 @@ class StackedDropout(Layer):
         self.mask = place.take("mask", place.clients, *(page[::-1] if self.columns else page))
         self._arranged = self.mask.transpose(1, 2) if self.columns else self.mask
         self._page: NDArray[np.float32] | None = None
-        self._kept = None if by_numpy(self.mask) else Upload(self._arranged.shape, self.mask.device)
-        if self._kept is None:
+        self._kept: Tensor | None = None  # of other devices than the CPU
+        if by_numpy(self.mask):
             self._masks: AnyArray = self._arranged.numpy()
             if self.columns or self.mask.dtype != torch.float32:
                 self._page = place.workspace.take("page", *page, dtype=torch.float32).numpy()
+        else:
+            self._kept = torch.ones_like(self._arranged, dtype=torch.bool)
+            self._sent = self._fresh()
+
+    def _fresh(self) -> Tensor:
+        """Return memory for the next step's bytes; torch reuses pinned memory only after its copy."""
+        return torch.ones(self._arranged.shape, dtype=torch.bool, pin_memory=self.mask.is_cuda)
 
     def keep_all(self) -> None:
         """Disable dropout."""
@@ -294,14 +301,13 @@ class StackedDropout(Layer):
             self._masks.fill(1)
         else:
             self._scale = 1.0
-            self._kept.array.fill(True)
-            self._kept.send()
+            self._kept.fill_(True)
 
     def draw(self, client: int, count: int, generator: np.random.Generator) -> None:
         """Draw the next mask of a client's stream, for `count` rows."""
         if self._kept is not None:
             self._scale = 1 / (1 - self.p)
-            self._kept.array[client, :count] = draw_kept(generator, count, self.units, self.p)
+            self._sent.numpy()[client, :count] = draw_kept(generator, count, self.units, self.p)
             return
         mask = self._masks[client, :count]
         page = mask.reshape(count, self.units) if self._page is None else self._page[:count]
@@ -310,14 +316,15 @@ class StackedDropout(Layer):
             mask[:] = drawn.reshape(mask.shape)
 
     def send(self) -> None:
-        """Send the masks that were drawn to the device."""
+        """Send the masks that were drawn to the device, while it still computes."""
         if self._kept is not None:
-            self._kept.send()
+            self._kept.copy_(self._sent, non_blocking=True)
+            self._sent = self._fresh()
 
     def arrange(self) -> None:
         """Compute `mask` from the bytes on the device."""
         if self._kept is not None:
-            torch.mul(self._kept.there, self._scale, out=self._arranged)
+            torch.mul(self._kept, self._scale, out=self._arranged)
 
     def forward(self) -> None:
         self.arrange()
@@ -325,27 +332,6 @@ class StackedDropout(Layer):
 
     def backward(self, gradient: Tensor) -> Tensor:
         return gradient.mul_(self.mask)
-
-
-class Upload:
-    """Bytes that the host writes for a step while a GPU still computes the one before: two pinned buffers in turn."""
-
-    def __init__(self, shape: Sequence[int], device: torch.device):
-        on_gpu = device.type == "cuda"
-        self.there = torch.ones(shape, dtype=torch.bool, device=device)
-        self._buffers = [torch.ones(shape, dtype=torch.bool, pin_memory=on_gpu) for _ in range(2)]
-        self._copied = [torch.cuda.Event() for _ in self._buffers] if on_gpu else []  # type: ignore[no-untyped-call]
-        self.array = self._buffers[0].numpy()
-
-    def send(self) -> None:
-        """Copy `array` to the device, and exchange it for the buffer whose copy is done."""
-        self.there.copy_(self._buffers[0], non_blocking=True)
-        self._buffers.reverse()
-        if self._copied:
-            self._copied[0].record()
-            self._copied.reverse()
-            self._copied[0].synchronize()
-        self.array = self._buffers[0].numpy()
 
 
 class Flatten(Layer):
