@@ -71,7 +71,7 @@ class Normalizer:
 
 
 def _sent(x: AnyArray, device: torch.device) -> torch.Tensor:
-    """Copy an array to a GPU while the host goes on: torch reuses pinned memory only after the copy."""
+    """Copy an array to a GPU without waiting: torch reuses pinned memory only after the copy."""
     stored = torch.from_numpy(np.require(x, requirements=["C", "A", "W"]))
     return (stored.pin_memory() if device.type == "cuda" else stored).to(device, non_blocking=True)
 
