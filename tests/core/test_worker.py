@@ -94,5 +94,7 @@ PLAN = Plan(3, 0.1, np.arange(4), np.ones(4), per_sample=True, normalize=True)
 def test_where_rows_are_drawn_those_who_got_some_are_all_trained(trained: int):
     sums = {"places": 4.0, "due": 3.0, "clients": 3.0}
     check_work(PLAN, sums, expected=None, visits_each=None)
+    with pytest.raises(RanksDisagree, match="4 participants have samples to train on, but 3 were trained"):
+        check_work(PLAN, sums, expected=4, visits_each=None)
     with pytest.raises(RanksDisagree, match=f"3 participants have samples to train on, but {trained} were trained"):
         check_work(PLAN, sums | {"clients": trained}, expected=None, visits_each=None)

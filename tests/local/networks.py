@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedmpi.data.schema import DataDescription
+from fedmpi.models.lora import LoraLinear
 from fedmpi.models.text_models import FrozenEmbedding, MaxOverTime
 
 IMAGES = DataDescription((2, 13, 12), "float32", 5, "image", 0, (), ())
@@ -116,6 +117,9 @@ GRAPHS: dict[str, Callable[[], nn.Module]] = {
     ),
     "frozen layer": lambda: Network(
         lambda s, x, t: s.a(s.frozen(x)).mean(1), a=nn.Linear(8, 8), frozen=nn.Linear(8, 8).requires_grad_(False)
+    ),
+    "lora": lambda: Network(
+        lambda s, x, t: s.a(x).mean(1), a=LoraLinear(nn.Linear(8, 8).requires_grad_(False), 2, 1.0)
     ),
     "in place": lambda: Network(in_place, linear=nn.Linear(8, 8)),
     "buffer": lambda: Network(lambda s, x, t: (x.mean(1) - s.mean) * 2, mean=torch.linspace(-1, 1, 8)),

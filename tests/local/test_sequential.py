@@ -139,6 +139,15 @@ def test_clients_with_samples_are_measured() -> None:
     assert np.isfinite(found).tolist() == [[there] * 3 for there in held]
 
 
+def test_a_gain_is_the_decrease_of_the_clients_loss_by_its_update() -> None:
+    measure, update = measured(), torch.zeros_like(small().initial)
+    [(_, gradient)] = Gradients(SOURCE, measure.model, STREAMS).each([2], measure.start, 0)
+    update[: len(gradient)] = -0.1 * gradient
+    gain = measure.gain(2, update, 0)
+    assert gain > 0
+    assert gain == pytest.approx(measure.loss(2, measure.start, 0) - measure.loss(2, measure.start + update, 0))
+
+
 @pytest.mark.parametrize("factor", [np.inf, np.nan, None])
 def test_a_client_whose_numbers_are_not_finite_is_named(factor: float | None) -> None:
     measure = measured()
