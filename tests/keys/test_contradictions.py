@@ -107,7 +107,7 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
             "server.aggregator": [MEDIAN],
             "server.weights": [LEARNS],
             "attack": [f"{ATTACK}=sign-flip", f"{ATTACK}=noise"],
-            "clients.sampler": [f"{SAMPLER}:by_norms", f"{SAMPLER}:NormsOnTrial"],
+            "clients.sampler": [f"{SAMPLER}:by_norms"],
         }.items()
     },
     "cluster.placement, compression.error_feedback": (
