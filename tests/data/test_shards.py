@@ -111,6 +111,7 @@ DAMAGES: list[tuple[str, Callable[[Path], object]]] = [
     ("'y'", lambda folder: alter(folder, lambda h5: h5.pop("y"))),
     ("offsets", lambda folder: alter(folder, lambda h5: h5["offsets"].__setitem__(1, 99))),
     ("offsets", lambda folder: alter(folder, lambda h5: h5["offsets"].__setitem__(0, 1))),
+    ("offsets", lambda folder: alter(folder, lambda h5: h5["offsets"].__setitem__(-1, h5["offsets"][-1] - 1))),
     ("'client_ids'", lambda folder: alter(folder, swapped)),
     ("checksum", lambda folder: flipped(folder / "train-00001.h5")),
 ]

@@ -113,4 +113,4 @@ def test_arrays_whose_memory_torch_cannot_share_are_copied() -> None:
     odd = np.frombuffer(b"\0" + x.tobytes(), np.uint8)[1:].view(np.float32).reshape(-1, 2)
     assert not odd.flags.aligned
     for given in (np.asfortranarray(x), x.astype(">f4"), odd, x.astype(np.float64)):
-        assert plain(given).tolist() == x.tolist()
+        assert plain(given).tolist() == x.tolist() and plain(given).data_ptr() % x.itemsize == 0

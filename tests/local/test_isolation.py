@@ -301,7 +301,9 @@ def test_parts_of_one_memory_are_rejected_if_they_overlap() -> None:
     overlapping, buffered, apart, whole = Own(), Own(), Own(), torch.zeros(9)
     overlapping.b.bias.data = overlapping.a.weight.data[0, :3]
     buffered.register_buffer("same", buffered.a.weight.data)
-    for module in (overlapping, buffered):
+    half = Own()
+    half.b.bias.data = half.a.requires_grad_(False).weight.data[0, :3]
+    for module in (overlapping, buffered, half):
         with pytest.raises(UserError, match="share memory"):
             FlatModel(module)
     apart.a.bias.data, apart.b.bias.data = whole[:6], whole[6:]

@@ -150,6 +150,8 @@ def test_the_character_model_sees_a_position_and_those_before_it_and_predicts_on
     assert not torch.allclose(whole[:, place], after[:, place], atol=1e-5)
     once = build("char-lstm", {}, replace(TOKENS, classes=7, targets="classification", target_shape=()), seed=0)
     assert once(x).shape == (BATCH, 7) and not torch.allclose(once(x), once(changed))
+    x[:, -1] = 0  # a character like any other
+    assert not torch.allclose(once(x), once(x[:, :-1]))
 
 
 def test_the_same_seed_gives_the_same_weights_whatever_torchs_generator_does() -> None:

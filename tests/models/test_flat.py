@@ -51,6 +51,18 @@ def test_the_vector_is_the_trained_parameters_then_the_float_buffers_without_a_c
         assert float(whole[8:20].sum()) == 36
 
 
+def test_the_checksum_is_that_of_values_which_are_not_sent() -> None:
+    found = []
+    for name in ("", "first.weight", "norm.running_mean", "frozen.weight", "constant"):
+        torch.manual_seed(0)
+        module = Mixed()
+        with torch.no_grad():
+            if name:
+                module.state_dict(keep_vars=True).get(name, module.constant).add_(1)
+        found.append(FlatModel(module).frozen_checksum)
+    assert len(set(found[:3])) == 1 and len(set(found[2:])) == 3
+
+
 def test_loss_and_gradient_are_those_of_backward() -> None:
     model = FlatModel(nn.Sequential(nn.Flatten(), nn.Linear(6, 3)))
     x, y = torch.randn(5, 2, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 1, 0])
