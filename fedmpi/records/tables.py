@@ -64,12 +64,6 @@ def concatenated(tables: Sequence[Columns]) -> Columns:
     return {name: np.concatenate([table[name] for table in tables]) for name in (tables[0] if tables else ())}
 
 
-def last_evaluation(table: Columns) -> Columns:
-    """Return the rows of the last evaluation."""
-    last = table["round"] == table["round"].max()
-    return {name: column[last] for name, column in table.items()}
-
-
 def confusion_csv(counts: Ints, names: Sequence[str]) -> bytes:
     """Return a confusion matrix (C, C) as CSV: rows are true classes, columns predicted ones."""
     text = io.StringIO()
