@@ -22,6 +22,7 @@ from fedmpi.aggregation.exact import check_ranks
 from fedmpi.aggregation.server_optimizers import ServerOptimizer
 from fedmpi.clients.stratifier import Stratifier
 from fedmpi.clients.turnout import CohortDraw
+from fedmpi.common.decorators import MEASURABLE
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
 from fedmpi.common.types import Ints
@@ -29,7 +30,7 @@ from fedmpi.config import Config
 from fedmpi.config.checks import attacks_updates
 from fedmpi.config.tables import probe_of
 from fedmpi.config.writing import flat_table
-from fedmpi.core.decisions import Decisions, Inquiry
+from fedmpi.core.decisions import Decisions
 from fedmpi.core.evaluation import ClientsView, EvaluatedParts, OwnRows
 from fedmpi.core.placement import (
     BalanceLearner,
@@ -152,7 +153,7 @@ class Experiment:
         engine = choose_engine(config, model, data.trained_on, streams, cluster.rank, observer, hooks)
         worker = _worker(config, streams, data, layout, engine, hooks)
         trainer = Trainer(config, cluster, engine, worker, observer, hooks)
-        decisions = _decisions(config, streams, data, model, observer, trainer)
+        decisions = _decisions(config, streams, data, model, trainer)
         chosen_step = config.server.optimizer
         optimizer = ServerOptimizer(chosen_step, config.server.optimizer.options, model.initial, model.trainable)
         view = None
@@ -191,27 +192,21 @@ def _worker(
     return Worker(config, layout, engine, data.sizes, row_rule, data.samples.weight_sizes, evaluation, proximal_mu)
 
 
-def _decisions(
-    config: Config, streams: Streams, data: RunData, model: FlatModel, observer: UpdateObserver | None, trainer: Trainer
-) -> Decisions:
+def _decisions(config: Config, streams: Streams, data: RunData, model: FlatModel, trainer: Trainer) -> Decisions:
     """Make the object that measures and plans before each round."""
     cluster, layout, samples, trained_on = trainer.cluster, trainer.layout, data.samples, data.trained_on
     cohorts = CohortDraw(config, data.sizes, cache(samples.class_counts), streams, model.size)
-    sampler = cohorts.sampler
-    wanted = Inquiry.measures(sampler)
-    measure = ClientMeasures(model, trained_on, streams, cluster.rank) if wanted else None
+    measured = {*cohorts.sampler.measures, *cohorts.sampler.numbers} & set(MEASURABLE)
     probe = make_probe(config, model, trained_on, streams, cluster.rank)
     groups = mediator_groups(config, cluster, data.store, samples.rebalancing, streams)
     learning = layout.shared and config.cluster.balance == "measured"
     return Decisions(
-        cluster=cluster,
-        layout=layout,
         planner=Planner(config, data.sizes, streams, cohorts, groups, samples.weight_sizes),
         stratifier=Stratifier(
             config, cluster, layout.owned, data.store.clients, model.trainable, samples.class_counts, probe, streams
         ),
-        sampler=sampler,
-        inquiry=Inquiry(cluster, sampler, cohorts.numbers, layout.owned, measure, observer),
+        trainer=trainer,
+        measure=ClientMeasures(model, trained_on, streams, cluster.rank) if measured else None,
         balance=BalanceLearner(layout.workers if learning else 0),
     )
 

@@ -46,7 +46,7 @@ def test_the_losses_remembered_are_those_of_the_model_that_was_sent() -> None:
     experiment = Experiment.connect(load_config(None, [*settings, *quiet]))
     simulation = Simulation(experiment, None)
     latest: dict[int, tuple[int, float]] = {}
-    inquire, measure = experiment.decisions.inquire, experiment.decisions.inquiry.measure
+    inquire, measure = experiment.decisions.inquire, experiment.decisions.measure
     assert measure is not None
 
     def noting(plan: Any, model: torch.Tensor) -> None:
@@ -56,7 +56,7 @@ def test_the_losses_remembered_are_those_of_the_model_that_was_sent() -> None:
 
     experiment.decisions.inquire = noting  # type: ignore[method-assign]
     simulation.run()
-    numbers = experiment.decisions.inquiry.numbers
+    numbers = experiment.decisions.numbers
     for k in range(8):
         found = (numbers.seen["loss"][k], numbers.values["loss"][k])
         np.testing.assert_array_equal(found, latest.get(k, (-1, np.nan)))
@@ -68,7 +68,7 @@ def test_selected_clients_have_the_highest_losses_of_the_candidates() -> None:
     quiet = ["rounds=3", "data.source=digits:clients=9", "evaluation.every=9", "checkpoint.every=0", "local.lr=0.2"]
     experiment = Experiment.connect(load_config(None, [*settings, *quiet, "logging.tensorboard=false"]))
     simulation, seen = Simulation(experiment, None), []
-    measure, plan = experiment.decisions.inquiry.measure, experiment.decisions.plan
+    measure, plan = experiment.decisions.measure, experiment.decisions.plan
     assert measure is not None
 
     def planned(t: int) -> Any:
