@@ -83,7 +83,7 @@ COMPOSITIONS: dict[str, str] = {
     "server.aggregator=median server.optimizer=adam server.optimizer.lr=0.05",
     "clipped norms of updates in eight bits": f"{SMALL} {SOME} server.aggregator=norm-clip "
     "server.aggregator.bound=0.15 compression=int8",
-    "trimmed means": f"{SMALL} {SOME} {FLIPPED} {TRIMMED}",
+    "trimmed means of updates and noise": f"{SMALL} {SOME} attack=noise attack.scale=0.1 {TRIMMED}",
     "Krum": f"{SMALL} {ALL} {FLIPPED} {KRUM}",
     "the median of the opening step": f"{STRATA_OF_6} server.aggregator=median {OPENING}",
     "vectors go to those who drop out, and do not come back": f"{SMALL} {SOME} local.algorithm=scaffold "

@@ -58,6 +58,13 @@ def test_every_client_is_drawn_as_often_as_its_stated_probability_says(name: str
     assert (np.abs(hits - rounds * stated) <= limit * np.sqrt(rounds * variance.clip(0)) + 1e-6).all()
 
 
+@pytest.mark.parametrize("name", ["importance", "stratified"])
+def test_sequential_draws_state_no_probability(name: str):
+    sampler = ClientSampler(resolve("client sampler", name), {"design": "sequential"})
+    cohort = sampler.draw(View(0, 4, SIZES, len(SIZES), Streams(6), strata=STRATA, wanted=lambda n: 4))
+    assert len(cohort.clients) == 4 and cohort.inclusion is None
+
+
 def test_a_fraction_of_the_clients_is_rounded_half_up_and_never_zero():
     assert cohort_size(10, fraction=0.25) == 3
     assert cohort_size(10, fraction=0.01) == 1
