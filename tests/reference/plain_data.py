@@ -30,6 +30,7 @@ DEVICE 14             part      a number per client: 0 speed, 1 upload, 2 downlo
 DP_NOISE 15           t         a float32 normal per value
 PROJECTION 17                   one integer below 2**63
 TRANSPORT 18          t, k      a float32 uniform per value
+ATTACK 20             t, k      t = 0: choice of the attackers, not shuffled; 1 + t: a float64 normal per value of noise
 ====================  ========  ==================================================================================
 """
 
@@ -48,11 +49,10 @@ from torch.nn import functional
 from fedmpi import Config
 from fedmpi.data.opening import open_store
 from fedmpi.models import build
-from tests.reference.robust import attackers
 
 COHORT, SAMPLES, BATCH_ORDER, DROPOUT, SIZE_ANSWER, ALLOCATION, STRATUM_DRAW = range(1, 8)
 CLUSTERING, PROBE, AUGMENT_COPIES, AUGMENT_WARP = range(8, 12)
-AVAILABILITY, DEVICE, DP_NOISE, PROJECTION, TRANSPORT = 13, 14, 15, 17, 18
+AVAILABILITY, DEVICE, DP_NOISE, PROJECTION, TRANSPORT, ATTACK = 13, 14, 15, 17, 18, 20
 
 
 @dataclass
@@ -253,6 +253,14 @@ class Population:
         )
         made = made.round() if x.dtype == np.uint8 else made
         return np.concatenate([x, made.numpy().astype(x.dtype)]), np.concatenate([y, y[source]])
+
+
+def attackers(config: Config, clients: int) -> list[int]:
+    """The clients that attack, in every round."""
+    if config.attack.name == "none":
+        return []
+    count = math.floor(config.clients.attack_fraction * clients + 0.5)
+    return sorted(stream(config.seed, ATTACK).choice(clients, count, replace=False, shuffle=False).tolist())
 
 
 def stream(seed: int, purpose: int, round: int = 0, client: int = 0) -> np.random.Generator:

@@ -1,8 +1,7 @@
 """Attacks on updates, robust aggregators and q-FedAvg's step, in plain loops and float64.
 
 Yin et al. 2018 (median, trimmed mean), Blanchard et al. 2017 (Krum), Sun et al. 2019 (clipped norms), Li et al. 2020
-("Fair Resource Allocation in Federated Learning"). Streams as in `plain_loop`: ATTACK 20 with t = 0: choice of the
-attackers without replacement, not shuffled; with 1 + t, k: a float64 normal per value.
+("Fair Resource Allocation in Federated Learning").
 """
 
 from __future__ import annotations
@@ -13,21 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedmpi import Config
-
-ATTACK = 20
-
-
-def stream(seed: int, round: int = 0, client: int = 0) -> np.random.Generator:
-    key, counter = np.array([seed, ATTACK], np.uint64), np.array([0, 0, client, round], np.uint64)
-    return np.random.Generator(np.random.Philox(key=key, counter=counter))
-
-
-def attackers(config: Config, clients: int) -> list[int]:
-    """The clients that attack, in every round."""
-    if config.attack.name == "none":
-        return []
-    count = math.floor(config.clients.attack_fraction * clients + 0.5)
-    return sorted(stream(config.seed).choice(clients, count, replace=False, shuffle=False).tolist())
+from tests.reference.plain_data import ATTACK, stream
 
 
 def lie(config: Config, t: int, k: int, change: np.ndarray) -> np.ndarray:
@@ -35,7 +20,7 @@ def lie(config: Config, t: int, k: int, change: np.ndarray) -> np.ndarray:
     if config.attack.name == "sign-flip":
         return -config.attack.options["scale"] * change
     if config.attack.name == "noise":
-        return config.attack.options["scale"] * stream(config.seed, 1 + t, k).standard_normal(len(change))
+        return config.attack.options["scale"] * stream(config.seed, ATTACK, 1 + t, k).standard_normal(len(change))
     return change
 
 
