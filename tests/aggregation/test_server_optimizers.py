@@ -34,6 +34,7 @@ class Keeping:
 
     def start(self, w: torch.Tensor) -> None:
         self.scalar, self.length = torch.zeros(()), w.numel()
+        w.fill_(9)  # a copy of the model
 
     def step(self, w: torch.Tensor, update: torch.Tensor) -> None:
         self.array = np.append(self.array[1:], float(update[0]))
@@ -43,9 +44,9 @@ class Keeping:
 
 
 def test_what_is_remembered_comes_back_in_its_form_and_after_start():
-    whole, first, second, third = (
-        ServerOptimizer(resolve("server optimizer", Keeping), {}, torch.zeros(4)) for _ in range(4)
-    )
+    initial = torch.zeros(4)
+    whole, first, second, third = (ServerOptimizer(resolve("server optimizer", Keeping), {}, initial) for _ in range(4))
+    assert not initial.any()
     expected = run(whole, torch.zeros(4), UPDATES)
     w = run(first, torch.zeros(4), UPDATES[:2])
     second.load(first.state(), 2)

@@ -59,7 +59,8 @@ COMPOSITIONS: dict[str, str] = {
     "short last batches are left out": f"{UNEVEN} {SMOOTH} preset=fedavg clients.count=6 local.epochs=2 "
     "local.drop_last=true devices=true clients.over_selection=1.5",
     "a client drawn twice counts twice": f"{SMALL} {BY_SIZE} {SAMPLED} {ONE_STEP} server.weights=gradient-sum",
-    "and where its work is not merged": f"{SMALL} {BY_SIZE} {SAMPLED} local.epochs=2 server.weights=gradient-sum",
+    "and where its work is not merged": f"{SMALL} {BY_SIZE} {SAMPLED} local.epochs=2 server.weights=gradient-sum "
+    "logging.diagnostics=true",
     "samples count squared": f"{SMALL} {SAMPLED} {ONE_STEP} {ALL} server.weights=gradient-sum-squared",
     "squared and not merged": f"{SMALL} {BY_SIZE} {SAMPLED} local.epochs=2 server.weights=gradient-sum-squared",
     "merged work draws other masks in every round": f"{DROPPING} {ONE_STEP} {ALL}",

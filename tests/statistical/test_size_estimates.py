@@ -205,6 +205,8 @@ def test_a_saturated_run_names_which_setting_to_change():
     by_kind = saturations(found, 2048, 100)
     assert sampling_probability(2048, found.total) == 1
     assert set(by_kind) == {"probability", "clipping"}
+    assert "probability" in saturations(found, math.ceil(found.total), 100)
+    assert "probability" not in saturations(found, math.ceil(found.total) - 1, 100)
     assert "raise samples.size.max_size (now 100)" in by_kind["probability"] and "max_size" in by_kind["clipping"]
     assert clip_sizes(np.array([0, 5, 99]), 10).tolist() == [1, 5, 9]
     for wrong in (("duchi", 0.0, 10), ("piecewise", 1.0, 2)):
