@@ -213,14 +213,20 @@ class Component:
         return {**self.own, **others, **self.own}
 
     @cached_property
+    def _type(self) -> type[Table]:
+        """Return the type of the table of its options."""
+        base = self._services or Table
+        if self.foreign or self.object is None:
+            return options_table(self.own, base)
+        return _type_of_built_in(self.object, self.kind, base)
+
+    @cached_property
     def _table(self) -> Table:
         """Return the table of its options with the given values."""
         if "name" in self.fields:
             raise UserError(f"{self.key} = {self.name!r} has an option called name, the key of its own name. Rename it")
-        base = self._services or Table
-        table = options_table(self.own, base) if self.own else base
         try:
-            return table.model_validate(dict(self.given))
+            return self._type.model_validate(dict(self.given))
         except ValidationError as error:
             errors = error.errors(include_url=False)
             first = next((one for one in errors if one["type"] != "missing"), errors[0])
@@ -397,6 +403,12 @@ def own_options(found: Any, kind: str) -> Options:
 
 _of_built_in = cache(own_options)
 """The same from a cache: a configuration requests each built-in component hundreds of times."""
+
+
+@cache
+def _type_of_built_in(found: Any, kind: str, base: type[Table]) -> type[Table]:
+    """Return the type of the table of a built-in component's options; making it takes milliseconds."""
+    return options_table(_of_built_in(found, kind), base)
 
 
 def is_digits(choice: Any) -> bool:

@@ -12,7 +12,7 @@ import torch
 from fedmpi import UserError
 from fedmpi.common.files import make_folder, read_plain, refuse_unwritable, sync_folder, write_whole
 from fedmpi.config import load_config
-from fedmpi.records.checkpoint import Checkpoint, newest_checkpoint, save_checkpoint
+from fedmpi.records.checkpoint import Checkpoint, save_checkpoint
 from fedmpi.records.recorder import Recorder
 
 
@@ -119,15 +119,6 @@ def test_records_are_on_the_disk_before_the_checkpoint_that_counts_on_them(tmp_p
     recorder.close()
     assert order[:2] == [("sync", run / "metrics.jsonl"), ("sync", run)]
     assert order[-2][0] == "rename" and order[-2][1].parent == run / "checkpoints"
-
-
-def test_a_damaged_checkpoint_stays_set_aside(tmp_path: Path, order: list):
-    for next_round in (5, 10):
-        path = save_checkpoint(tmp_path, Checkpoint(next_round, {"model": torch.ones(3)}, {}), keep=2)
-    path.write_bytes(path.read_bytes()[:-1])
-    order.clear()
-    newest_checkpoint(tmp_path)
-    assert order == [("sync", tmp_path)]
 
 
 def test_what_is_no_plain_file_is_rejected_and_not_kept_open(tmp_path: Path):
