@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +32,7 @@ STATISTICS_ROWS = 2000
 
 @dataclass(frozen=True)
 class ImageForm:
-    """Common form of all images: channels (1 or 3), height and width; images of other sizes are resized if allowed."""
+    """Form of an upright image, or of all: channels (1 or 3), height and width; others are resized if allowed."""
 
     channels: int
     height: int
@@ -43,14 +43,6 @@ class ImageForm:
     def shape(self) -> tuple[int, int, int]:
         """(C, H, W)."""
         return self.channels, self.height, self.width
-
-
-@dataclass(frozen=True)
-class ImageFacts:
-    """Width and height of an image once it is upright, and whether it is grey."""
-
-    size: tuple[int, int]
-    grey: bool
 
 
 def decoded(images: Sequence[tuple[Path | BinaryIO, str]], form: ImageForm) -> NDArray[np.uint8]:
@@ -93,24 +85,24 @@ def _opened(path: Path | BinaryIO) -> Iterator[Image.Image]:
         yield stack.enter_context(Image.open(stream, formats=FORMATS))
 
 
-def image_facts(path: Path | BinaryIO, tally: Tally, where: str) -> ImageFacts | None:
-    """Return the facts about a readable image; count an unreadable one and return None."""
+def form_of(path: Path | BinaryIO, tally: Tally, where: str) -> ImageForm | None:
+    """Return the form of a readable image; count an unreadable one and return None."""
     try:
         with _opened(path) as image:
             if image.mode[0] in "IF":
                 problem = "its pixels have more than 8 bits, with an unknown value of white; convert it to 8 bits"
             else:
-                return ImageFacts(ImageOps.exif_transpose(image).size, image.mode in GREY_MODES)
+                width, height = ImageOps.exif_transpose(image).size
+                return ImageForm(1 if image.mode in GREY_MODES else 3, height, width)
     except Exception as error:  # decoders raise many kinds of errors
         problem = f"not a readable image ({raised(error)})"
     tally.bad(where, problem)
     return None
 
 
-def common_form(where: Path, found: Iterable[ImageFacts], options: ReadOptions) -> ImageForm:
+def common_form(where: Path, forms: Sequence[ImageForm], options: ReadOptions) -> ImageForm:
     """Return the form that all images share or are resized to."""
-    facts = list(found)
-    sizes = Counter(one.size for one in facts)
+    sizes = Counter((form.width, form.height) for form in forms)
     (width, height), _ = sizes.most_common(1)[0]
     if options.image_size is None and len(sizes) > 1:
         listed = ", ".join(f"{count:,} of {w} x {h}" for (w, h), count in sizes.most_common(SHOWN))
@@ -120,7 +112,7 @@ def common_form(where: Path, found: Iterable[ImageFacts], options: ReadOptions) 
             f"{width}x{height}"
         )
     width, height = options.image_size or (width, height)
-    return ImageForm(1 if all(one.grey for one in facts) else 3, height, width, options.image_size is not None)
+    return ImageForm(max(form.channels for form in forms), height, width, options.image_size is not None)
 
 
 def sub_folders(folder: Path) -> tuple[str, ...]:
@@ -139,7 +131,7 @@ class Found:
 
     paths: list[Path]
     labels: Ints  # (n,)
-    facts: list[ImageFacts]
+    forms: list[ImageForm]
     names: tuple[str, ...]  # Names of the classes
     unused: list[tuple[str, str]]  # Files and folders without samples, and why
 
@@ -171,7 +163,7 @@ def look(folders: list[Path], names: tuple[str, ...] | None, tally: Tally) -> Fo
             f"{where} holds the class folder {unknown[0]!r}, which is none of the {len(names)} classes "
             f"({', '.join(names[:SHOWN])}{', …' if len(names) > SHOWN else ''}). Rename or remove it"
         )
-    kept = [(path, name, facts) for name, path in images if (facts := image_facts(path, tally, str(path)))]
+    kept = [(path, name, form) for name, path in images if (form := form_of(path, tally, str(path)))]
     if not kept:
         first = tally.first_bad + (f" Of no format that is read: {counted}." if counted else "")
         raise UserError(
@@ -180,7 +172,7 @@ def look(folders: list[Path], names: tuple[str, ...] | None, tally: Tally) -> Fo
     known = names or tuple(sorted({name for _, name, _ in kept}))
     unused += [(name, "no readable image in it") for name in sorted(there - set(known))]
     labels = np.array([known.index(name) for _, name, _ in kept], np.int64)
-    return Found([path for path, _, _ in kept], labels, [facts for _, _, facts in kept], known, unused)
+    return Found([path for path, _, _ in kept], labels, [form for _, _, form in kept], known, unused)
 
 
 def read_image_folder(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
@@ -191,7 +183,7 @@ def read_image_folder(data_set: DataSet, raw: Path, options: ReadOptions, tally:
     names = parts[0].names
     if tested := folders["test"] or folders["valid"]:
         parts.append(look([_entered(folder, tally, names) for folder in tested], names, tally))
-    form = common_form(raw, (facts for part in parts for facts in part.facts), options)
+    form = common_form(raw, [form for part in parts for form in part.forms], options)
     if len(names) == 1:
         tally.note(f"all images are of one class ({names[0]}); --raw must name the folder that holds the class folders")
     unused += [entry for part in parts for entry in part.unused]
@@ -251,9 +243,9 @@ def read_cinic10(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tall
     if root is None:
         raise UserError(f"no train/ and test/ below {folder}; --raw must hold {data_set.files}")
     train, test = (look([root / name], CLASSES, tally) for name in ("train", "test"))
-    for path, facts in zip(train.paths + test.paths, train.facts + test.facts, strict=True):
-        if facts.size != (32, 32):
-            raise UserError(f"{path} has {facts.size[0]} x {facts.size[1]} pixels instead of 32 x 32. Fetch it again")
+    for path, form in zip(train.paths + test.paths, train.forms + test.forms, strict=True):
+        if (form.width, form.height) != (32, 32):
+            raise UserError(f"{path} has {form.width} x {form.height} pixels instead of 32 x 32. Fetch it again")
     read = reader_of(train.paths + test.paths, ImageForm(3, 32, 32))
     statistics = {"mean": (0.4789, 0.4723, 0.4305), "std": (0.2421, 0.2383, 0.2587)}
     return data_set.images(CLASSES, read, train.labels, test.labels, **statistics)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from data_prep.formats.images import STATISTICS_ROWS, ImageFacts, common_form, decoded, image_facts
+from data_prep.formats.images import STATISTICS_ROWS, common_form, decoded, form_of
 from data_prep.formats.tables import Column, UserTable, is_missing, is_table, open_table, roles_of
 from data_prep.formats.texts import Texts
 from data_prep.holdout import hold_out_test
@@ -300,13 +300,11 @@ def _images(table: UserTable, columns: list[Column], options: ReadOptions, tally
         beside = table.files[table.file_of[row]].parent / value
         return beside if beside.is_file() else (table.raw if table.raw.is_dir() else table.raw.parent) / value
 
-    seen: list[ImageFacts | None] = [
-        image_facts(content(row), tally, table.where(row)) for row in range(len(table.places))
-    ]
+    seen = [form_of(content(row), tally, table.where(row)) for row in range(len(table.places))]
     good = np.array([image is not None for image in seen])
     if not good.any():
         raise UserError(f"{table.raw} holds no readable image.{tally.first_bad}")
-    form = common_form(table.raw, (image for image in seen if image is not None), options)
+    form = common_form(table.raw, [image for image in seen if image is not None], options)
 
     def read(rows: Ints) -> AnyArray:
         return decoded([(content(row), table.where(row)) for row in rows.tolist()], form)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
-import tarfile
-import zipfile
 from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -170,13 +169,14 @@ WRITE = os.write
 class FullDisk:
     """Writes of HDF5 files that fail from a certain one on, all files counted together."""
 
-    def __init__(self, first_to_fail: int):
+    def __init__(self, first_to_fail: int, error: BaseException | None = None):
         self.writes, self.first_to_fail = 0, first_to_fail
+        self.error = error or OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def write(self, file: int, data: bytes) -> int:
         self.writes += os.readlink(f"/proc/self/fd/{file}").endswith(".h5")
         if self.writes >= self.first_to_fail:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise self.error
         return WRITE(file, data)
 
 
@@ -192,6 +192,8 @@ def test_at_whatever_write_the_disk_is_full_nothing_is_left(
         assert main([*WORDS, str(tmp_path / "out")]) == 2, number
         assert f"writing to {tmp_path / 'out'} failed (No space left on device)" in capsys.readouterr().err
         assert not list((tmp_path / "out").iterdir()), number
+    monkeypatch.setattr("data_prep.output.os.write", FullDisk(9, KeyboardInterrupt()).write)
+    assert main([*WORDS, str(tmp_path / "out")]) == 130 and not list((tmp_path / "out").iterdir())
     monkeypatch.setattr("data_prep.output.os.write", WRITE)
     assert main([*WORDS, str(tmp_path / "out")]) == 0  # a later preparation takes the folder
     for file in (tmp_path / "whole").glob("*.h5"):
@@ -256,20 +258,15 @@ def test_a_file_is_fetched_once_and_checked(server: tuple[str, Path], tmp_path: 
             fetch("set", (Source(url, "md5:" + "0" * 32),), tmp_path / "cache")
 
 
-@pytest.mark.parametrize("name", ["a.zip", "a.tar.gz"])
-def test_archives_are_unpacked(server: tuple[str, Path], tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("kind", ["zip", "gztar"])
+def test_archives_are_unpacked(server: tuple[str, Path], tmp_path: Path, kind: str) -> None:
     address, served = server
-    (tmp_path / "one.txt").write_bytes(b"1")
-    if name == "a.zip":
-        with zipfile.ZipFile(served / name, "w") as archive:
-            for member in ("in/one.txt", "in/two.txt"):
-                archive.write(tmp_path / "one.txt", member)
-    else:
-        with tarfile.open(served / name, "w:gz") as tar:
-            for member in ("in/one.txt", "in/two.txt"):
-                tar.add(tmp_path / "one.txt", member)
+    (tmp_path / "raw" / "in").mkdir(parents=True)
+    for name in ("one.txt", "two.txt"):
+        (tmp_path / "raw" / "in" / name).write_bytes(b"1")
+    packed = Path(shutil.make_archive(str(served / "a"), kind, tmp_path / "raw", "in"))
     for members, expected in (((), ["one.txt", "two.txt"]), (("in/one.txt",), ["one.txt"])):
-        folder = fetch("set", (source_of(address, served / name, members),), tmp_path / str(len(members)))
+        folder = fetch("set", (source_of(address, packed, members),), tmp_path / str(len(members)))
         assert sorted(path.name for path in folder.rglob("*.txt")) == expected
 
 

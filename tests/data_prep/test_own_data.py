@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from pyarrow import parquet as pq
 
+from data_prep.formats.own import value_codes
 from data_prep.holdout import stratified_rows, train_test_groups
 from fedmpi.data.opening import open_store
 from tests.data_prep.command import main
@@ -301,9 +302,10 @@ def test_lists_are_vectors_or_series_of_one_shape(tmp_path: Path, prepared: Prep
         [[1.0] * (1 + row % 7) for row in range(ROWS)],
     ):
         assert "column 'w' differ in shape" in prepared(parquet(raw, {"w": lists, "label": Y}))
-    gone = [None if row == 5 else [1.0, 2.0, 3.0] for row in range(ROWS)]
+    gone = [None if row == 5 else [A[row], 2.0, 3.0] for row in range(ROWS)]
     store, manifest = prepared(parquet(raw, {"w": gone, "label": Y}))
     assert store.description.feature_shape == (3,) and manifest["skipped"] == 1
+    np.testing.assert_array_equal(np.sort(everything(store)[0][:, 0]), np.sort(np.delete(A, 5).astype(np.float32)))
 
 
 def test_lists_of_token_ids_are_padded_and_their_targets_are_lists_of_one_length(
@@ -482,6 +484,7 @@ def test_tables_and_arrays_that_do_not_fit_are_rejected(
 def test_unknown_arrays_and_rows_without_a_user_are_reported(tmp_path: Path, prepared: Prepared) -> None:
     np.savez(tmp_path / "t.npz", x=X, y=Y, user=np.where(COUNT < 7, "", "ann"), users=COUNT)
     _, manifest = prepared(tmp_path / "t.npz")
+    assert value_codes(np.array([1e300, 2, np.nan]))[1] == ("2.0", "1e+300")  # int64 cannot hold all
     assert "users" in unused(manifest) and any("training rows name no user" in note for note in manifest["notes"])
 
 
@@ -517,17 +520,13 @@ def test_groups_are_held_out_whole_and_never_more_than_a_fifth(drawn: list[int])
 def test_users_and_groups_are_held_out_whole(prepared: Prepared, tmp_path: Path, split: str, column: str) -> None:
     columns = {"value": COUNT % 12 + 0.5, "other": A, column: [f"u{row % 12}" for row in range(ROWS)]}
     raw = csv(tmp_path / "t.csv", columns | {"label": ["ab"[row % 2] for row in range(ROWS)]})
-    laws = ("--partition", "user") if split == "users" else ()
-    store, manifest = prepared(raw, "--split", split, *laws)
-    assert store.description.feature_shape == (2,)  # the group is no feature
-    tested, trained = (set(x[:, 0].tolist()) for x in (store.test()[0], training(store)[0]))
-    assert tested and not tested & trained and len(store.test()[1]) <= 12
-    assert not any("drawn by rows" in note for note in manifest["notes"])
-    if split == "users":
-        assert store.clients == len(trained)
-        store, manifest = prepared(raw)
+    for words, whole in ((("--split", split), True), ((), False))[: 2 if split == "users" else 1]:
+        store, manifest = prepared(raw, *words)
+        assert store.description.feature_shape == (2,)  # the group is no feature
         tested, trained = (set(x[:, 0].tolist()) for x in (store.test()[0], training(store)[0]))
-        assert any(f"{len(tested & trained)} of its {len(tested)} users" in note for note in manifest["notes"])
+        assert tested and (len(store.test()[1]) <= 12 and not tested & trained) == whole
+        said = any(f"{len(tested & trained)} of its {len(tested)} users" in note for note in manifest["notes"])
+        assert said == (split == "users" and not whole)
 
 
 def test_groups_are_held_out_with_their_share_of_each_class(prepared: Prepared, tmp_path: Path) -> None:

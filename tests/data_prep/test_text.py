@@ -58,12 +58,8 @@ def test_vectors_are_those_of_the_vocabulary_and_missing_words_are_zero(tmp_path
     assert vectors.dtype == np.float32
     assert np.allclose(vectors, [[0, 0, 0], [0, 0, 0], [0.5, -1, 0.2], [0, 0, 0], [1, 2, 3]])
     assert "2 of 3 words found" in tally.notes[0]
-
-
-def test_a_broken_vector_is_named_by_its_line(tmp_path: Path) -> None:
-    path = tmp_path / "vectors.txt"
     path.write_text("a 1 2\nb 3 x\n")
-    with pytest.raises(UserError, match="vectors.txt, line 2"):
+    with pytest.raises(UserError, match="glove.txt, line 2"):
         read_vectors(path, (*SPECIAL, "b"), Tally())
 
 
