@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_prep.partitions import Partition
-from data_prep.partitions.sizes import in_proportion, lognormal_sizes, whole_sizes
+from data_prep.partitions.sizes import in_proportion, lognormal_sizes, relative_sizes, whole_sizes
 from fedmpi import UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.data.assignment import fill_by_mix, fill_empty, level_down, systematic_counts
@@ -212,6 +212,8 @@ def test_a_class_is_shared_evenly_among_the_clients_that_drew_it() -> None:
 
 @pytest.mark.parametrize(("law", "size"), [("linear", lambda k: k), ("square", lambda k: k * k)])
 def test_ranked_sizes_are_the_ranks_or_their_squares(law: str, size) -> None:
+    falling = np.sort(relative_sizes("exponential", 4, 0.5, np.random.default_rng(0)))
+    np.testing.assert_allclose(falling, np.exp([-1.5, -1.0, -0.5, 0.0]))
     wanted = [size(k) for k in range(1, 31)]
     made = draw("sizes", np.zeros(sum(wanted), np.int64), 1, 30, law=law)
     assert sorted(made.sizes.tolist()) == wanted
