@@ -131,14 +131,15 @@ EDITS = {
 
 
 def test_the_sources_of_a_component_are_those_of_all_the_users_modules_that_it_imports(home: Path) -> None:
-    config = fedmpi.Config(clients={"count": 3, "sampler": "own_study.sampler:first"})
-    with forgotten():
-        before = digests(part_sources(config))
+    def sources() -> dict[str, str]:
+        with forgotten():
+            return digests(part_sources(fedmpi.Config(clients={"count": 3, "sampler": "own_study.sampler:first"})))
+
+    before = sources()
     assert before.keys() == {name for name in FILES if name.startswith("own_study/")}
     for file, old, new in EDITS.values():
         edit(home / file, old, new)
-        with forgotten():
-            after = digests(part_sources(config))
+        after = sources()
         assert {name for name in before if after[name] != before[name]} == {file}
         before = after
 
