@@ -92,11 +92,10 @@ def part_sources(config: Config, warns: bool = False) -> dict[str, bytes]:
     """Return the sources of custom components by file name: their modules, and the user's modules that these import."""
     sources: dict[str, bytes] = {}
     for component in custom_components(config):
-        if component.source is not None:
-            for name, path in _reached(component.object).items():
-                depth = name.count(".") + 1 + (path.name == "__init__.py")
-                sources["/".join(path.parts[-depth:])] = path.read_bytes()
-        elif warns:
+        for name, path in _reached(component.object).items():
+            depth = name.count(".") + 1 + (path.name == "__init__.py")
+            sources["/".join(path.parts[-depth:])] = path.read_bytes()
+        if warns and component.source is None:
             log.warning("%s = %s is in no file that could be stored with the run", component.key, component.name)
     return sources
 
