@@ -78,8 +78,8 @@ def write_shards(
         except OSError as error:
             size = (len(partition.rows) + len(raw.test) + (0 if held is None else len(held[0]))) * row_bytes(raw)
             raise UserError(
-                f"writing to {folder} failed ({error.strerror or error}): about {size / 1e6:,.1f} MB are needed there; "
-                "make room or choose another --out, then repeat"
+                f"writing to {folder} failed ({error.strerror or error}). Make room for about {size / 1e6:,.1f} MB "
+                "there, or choose another --out"
             ) from error
     return read_manifest(folder)
 
@@ -250,7 +250,10 @@ def _check(raw: RawDataset) -> None:
     """Reject a data set that does not fit its own description."""
     for which, rows in (("training", raw.train), ("test", raw.test)):
         if wrong := wrong_target(raw.y[rows], raw.description):
-            raise UserError(f"{raw.name} has {which} targets that are no {raw.targets}: one is {wrong[1]}")
+            raise UserError(
+                f"{raw.name} has {which} targets that are no {raw.targets}; one is {wrong[1]}. Correct the data "
+                "or choose other --targets"
+            )
 
 
 def target_dtype(raw: RawDataset) -> np.dtype[Any]:

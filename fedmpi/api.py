@@ -276,7 +276,7 @@ def load_run(folder: str | Path) -> Run:
     folder = Path(folder).absolute()  # the program may change its directory later
     path = folder / "config.toml"
     if not os.path.isfile(path):
-        raise UserError(f"{folder} holds no run: there is no {path.name} in it")
+        raise UserError(f"{folder} holds no run, since it has no {path.name}. Give the folder of a run")
     summary = read_summary(folder / "summary.json")
     return Run(summary, folder=folder, ending=ending_of(summary, path) if summary else "stopped")
 
@@ -289,7 +289,9 @@ def _rebuilt(folder: Path, summary: Record) -> nn.Module:
     if not summary:
         raise UserError(f"{folder} holds no finished run, so it has no final model. Continue it with resume")
     if "data" not in summary:
-        raise UserError(f"{folder / 'summary.json'} does not say what the data look like: it is damaged")
+        raise UserError(
+            f"{folder / 'summary.json'} does not describe the data, so it is damaged. Repeat the run from its config.toml"
+        )
     with sources_of(folder / "config.toml"):
         table = read_toml(folder / "config.toml")
         config = given_config("fedavg", {key: table[key] for key in ("seed", "model") if key in table})

@@ -88,7 +88,9 @@ def _images(path: Path, label_key: str, classes: int) -> tuple[NDArray[np.uint8]
         raise UserError(f"{path}: 'data' is {found} instead of uint8 (n, 3072). Fetch it again")
     labels = np.array(_listed(path, batch, label_key, int, len(data)), np.int64)
     if len(wrong := np.flatnonzero((labels < 0) | (labels >= classes))):
-        raise UserError(f"{path}, record {wrong[0]}: label {labels[wrong[0]]} is not one of the {classes} classes")
+        raise UserError(
+            f"{path}, record {wrong[0]}: label {labels[wrong[0]]} is not one of the {classes} classes. Fetch it again"
+        )
     return data.reshape(-1, *SHAPE), labels
 
 

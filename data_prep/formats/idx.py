@@ -104,7 +104,8 @@ def read_emnist(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally
         x, y, path = _pair(raw, f"{data_set.name}-{part}", classes + first, data_set.files)
         if len(wrong := np.flatnonzero(y < first)):
             raise UserError(
-                f"{path}, record {wrong[0]}: label {y[wrong[0]]}, but the labels of {split} begin with {first}"
+                f"{path}, record {wrong[0]}: label {y[wrong[0]]}, but the labels of {split} begin with "
+                f"{first}. Fetch it again"
             )
         parts.append((x, y - first))
     (train_x, train_y), (test_x, test_y) = parts

@@ -75,7 +75,7 @@ def leaf_users(path: Path, person: str = "user") -> Iterator[tuple[str, list[Any
             raise ValueError(f"users names {len(users)} {person}s, user_data holds {len(data)}, not the same")
     except DAMAGED as error:
         raise UserError(
-            f"{path}, {person} {name}: not LEAF's format (users, user_data with x and y each): {error!r}; fetch it "
+            f"{path}, {person} {name}: not LEAF's format (users, user_data with x and y each): {error!r}. Fetch it "
             "again"
         ) from error
 
@@ -92,7 +92,7 @@ def tff_clients(path: Path, fields: tuple[str, ...]) -> Iterator[tuple[str, dict
                 yield name, {field: group[field][:] for field in fields}
     except (*DAMAGED, AttributeError, RuntimeError) as error:
         raise UserError(
-            f"{path}, client {name}: not a TFF file ({EXAMPLES}/CLIENT with {', '.join(fields)}): {error}; fetch it "
+            f"{path}, client {name}: not a TFF file ({EXAMPLES}/CLIENT with {', '.join(fields)}): {error}. Fetch it "
             "again"
         ) from error
 

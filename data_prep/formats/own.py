@@ -151,8 +151,7 @@ class OwnData:
         if self.names:
             if int(names[-1]) >= len(self.names):
                 raise UserError(
-                    f"{self.where}: the label {names[-1]} is beyond its {len(self.names)} names. Mend the label or the "
-                    "names."
+                    f"{self.where}: the label {names[-1]} is beyond its {len(self.names)} names. Correct one of both."
                 )
             codes, names = np.array([int(name) for name in names], np.int64)[codes], self.names
         return {"y": codes, "classes": len(names), "class_names": names}

@@ -152,7 +152,7 @@ def text_data_set(
     for which, rows in zip(("training", "test"), parts, strict=True):
         if not len(rows):
             raise UserError(
-                f"{data_set.name}: no readable {which} row; --raw must hold {data_set.files}.{tally.first_bad}"
+                f"{data_set.name}: no {which} row can be read. Give {data_set.files} as --raw.{tally.first_bad}"
             )
     facts = texts.facts(options) | {"classes": len(class_names), "class_names": class_names}
     if texts.user_names:

@@ -89,7 +89,7 @@ def draw_label_shards(
     clients, present = request.enough, request.stock
     if classes_per_client > np.count_nonzero(present):
         raise UserError(
-            f"--classes-per-client {classes_per_client} is impossible: the data set has {np.count_nonzero(present)} "
+            f"--classes-per-client {classes_per_client} is too large. The data set has {np.count_nonzero(present)} "
             "classes"
         )
     slots, size = _shards_per_class(present, clients, classes_per_client)
@@ -183,7 +183,7 @@ def draw_pathological(request: Request, *, classes_per_client: Count = 2) -> Par
     present = np.flatnonzero(stock)
     if classes_per_client > len(present):
         raise UserError(
-            f"--classes-per-client {classes_per_client} is impossible: the data set has {len(present)} classes"
+            f"--classes-per-client {classes_per_client} is too large. The data set has {len(present)} classes"
         )
     drawn = [
         np.argsort(request.generator.random((min(_CLIENTS_AT_ONCE, clients - low), len(present))), axis=1)

@@ -59,7 +59,9 @@ def weighted_clients(view: View, *, replace: bool = True) -> Cohort:
         With replacement (a client drawn twice counts twice) or without.
     """
     if not view.sizes.any():
-        raise UserError('clients.sampler = "weighted" needs a client with at least one sample: none has any')
+        raise UserError(
+            'clients.sampler = "weighted" needs a client with at least one sample, and none has any. Prepare other data'
+        )
     holding = view.available[view.sizes[view.available] > 0]
     weights = view.sizes[holding]
     if not replace or not len(holding) or not view.count:

@@ -311,7 +311,7 @@ def arrays_of(where: Any, options: Mapping[str, Any]) -> ClientArrays:
         takes(source, make)
         found = make()
     if not isinstance(found, ClientArrays):
-        raise UserError(f"data.source = {source.name!r} gave {type(found).__name__}: it must return fedmpi.{NAME}")
+        raise UserError(f"data.source = {source.name!r} gave {type(found).__name__}. Return fedmpi.{NAME} from it")
     return found
 
 
@@ -333,7 +333,9 @@ def _array(given: Any) -> AnyArray:
         return np.asarray(given.numpy(force=True) if hasattr(given, "numpy") and hasattr(given, "device") else given)
     except Exception as error:  # rows of several lengths, tensors without plain values
         reason = " ".join(str(error).split())
-        raise UserError(f"{NAME}: no array can be made of a {type(given).__name__} given ({reason})") from None
+        raise UserError(
+            f"{NAME} cannot make an array of a {type(given).__name__} ({reason}). Give a NumPy array"
+        ) from None
 
 
 def features(what: str, given: Any, task: Modality | None) -> AnyArray:

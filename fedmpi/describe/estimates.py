@@ -44,7 +44,7 @@ def assess(
 ) -> list[Assessment]:
     """Every private mechanism on given clients."""
     if sizes.size == 0 or sizes.sum() == 0:
-        raise UserError("there is nothing to estimate: no client holds a sample")
+        raise UserError("no client holds a sample, so there is nothing to estimate. Give other shards as --sizes")
     if participants is not None and not 1 <= participants <= sizes.size:
         raise UserError(f"{participants} of {sizes.size} clients cannot be asked. Choose 1 to {sizes.size}")
     if wanted < 1:

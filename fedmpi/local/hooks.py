@@ -62,7 +62,7 @@ class Hooks:
         self.numbers = declared(part, algorithm, "numbers", self.sums)
         self.sent = self.server_state if algorithm.sent is None else declared(part, algorithm, "sent")
         if unknown := set(self.sent) - set(self.server_state):
-            raise UserError(f"{part.name}: sent names {min(unknown)!r}, which server_state does not declare")
+            raise UserError(f"{part.name}: sent names {min(unknown)!r}. Declare it in server_state")
         self.proximal_mu = algorithm.proximal_mu
         if not isinstance(self.proximal_mu, int | float) or not 0 <= self.proximal_mu < math.inf:
             problem = f"has proximal_mu = {self.proximal_mu!r}: the weight of the pull is a finite number, 0 or more"

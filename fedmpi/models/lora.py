@@ -41,7 +41,9 @@ def with_lora(module: nn.Module, options: Mapping[str, Any]) -> nn.Module:
         raise UserError("model.lora goes beside Linear layers, but the model has none. Leave it out")
     for target in targets:
         if not any(_named(name, (target,)) for name in layers):
-            raise UserError(f"model.lora.targets: no Linear layer is named {target!r}; there are {', '.join(layers)}")
+            raise UserError(
+                f"model.lora.targets: no Linear layer is named {target!r}. Choose among {', '.join(layers)}"
+            )
     if travelling_buffers(module):
         raise UserError(
             "model.lora freezes the model except for small matrices, but this model has floating-point buffers "

@@ -60,7 +60,9 @@ def word_vectors(
         rows, dimension = values.shape
         return FrozenEmbedding(values) if frozen else nn.Embedding(rows, dimension, _weight=values), dimension
     if frozen:
-        raise UserError("model.frozen = true needs model.vectors: the .npy file of the word vectors to keep")
+        raise UserError(
+            "model.frozen = true keeps given word vectors, and there are none. Set model.vectors to their .npy file"
+        )
     table = nn.Embedding(description.vocabulary, dimension)
     nn.init.normal_(table.weight, std=INITIAL_SPREAD)
     return table, dimension

@@ -188,7 +188,7 @@ def make_mechanism(mechanism: str, epsilon: float, threshold: int) -> Mechanism:
     if not SMALLEST_EPSILON <= epsilon <= LARGEST_EPSILON:
         raise UserError(f"samples.size.epsilon must lie in [{SMALLEST_EPSILON:g}, {LARGEST_EPSILON:g}], not {epsilon}")
     if threshold < 3:
-        raise UserError(f"samples.size.max_size (M) must be at least 3, not {threshold}: answers run from 1 to M - 1")
+        raise UserError(f"samples.size.max_size (M) must be at least 3, not {threshold}. Answers run from 1 to M - 1")
     return MECHANISMS[mechanism](epsilon, threshold)
 
 

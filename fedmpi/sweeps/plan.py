@@ -203,7 +203,9 @@ class _Planner:
         tables = self.tables.prepare
         if name not in ([named for named in tables if named] or tables):
             if varied:
-                raise UserError(f"{PREPARE}{next(iter(varied))} has no effect: no [prepare] is used")
+                raise UserError(
+                    f"{PREPARE}{next(iter(varied))} has no effect, since the run uses no [prepare] table. Remove it"
+                )
             return None
         given = {**tables.get("", {}), **tables[name], **varied}
         filled = {key: _with_seed(value, seed) for key, value in given.items()}

@@ -79,7 +79,7 @@ def test_the_page_has_the_number_of_parameters_and_the_options_of_each_model_whi
         *[("mlp", {key: wrong}, SMALL_IMAGES, f"model.{key} = ") for key, wrong in WRONG_OPTIONS.items()],
         ("text-cnn", {"widths": [13]}, TEXTS, "widths"),
         ("text-cnn", {"vectors": "missing.npy"}, TEXTS, "missing.npy"),
-        ("text-cnn", {"frozen": True}, TEXTS, "needs model.vectors"),
+        ("text-cnn", {"frozen": True}, TEXTS, "Set model.vectors"),
         ("mpl", {}, SMALL_IMAGES, "did you mean mlp"),
     ],
 )

@@ -61,7 +61,7 @@ def test_targets_are_names_or_patterns(targets: tuple[str, ...], chosen: list[st
     ("module", "targets", "words"),
     [
         (nn.Sequential(nn.Conv2d(1, 1, 3)), (), "the model has none"),
-        (net(), ("query",), "no Linear layer is named 'query'; there are 0, 2"),
+        (net(), ("query",), "no Linear layer is named 'query'. Choose among 0, 2"),
         (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), (), "batch norm"),
     ],
 )

@@ -150,7 +150,7 @@ WRONG: list[tuple[str, str]] = [
     ("[[sweep.run]]\nname = 'shards'", "or the shards already use the folder"),
     ("[[sweep.run]]\nname = 'a'\nrounds = 3\n[[sweep.x]]\nname = 'b'\nrounds = 4", "rounds is set by each of a and b"),
     ("data = 3\n[sweep]\ndata.source = ['digits']", "data is a table of keys"),
-    ("[sweep]\nprepare.alpha = [1.0]", "prepare.alpha has no effect: no [prepare] is used"),
+    ("[sweep]\nprepare.alpha = [1.0]", "prepare.alpha has no effect, since the run uses no [prepare] table"),
     ("[prepare]\ndataset = 'digits'", '[prepare] needs partition = "NAME"'),
     ("[prepare.a]\ndataset = 'digits'\npartition = 'iid'", "[prepare] is unused. Name one of its tables"),
     ('[sweep]\nmodel = ["mlp", "mpl"]', "mpl"),
