@@ -290,7 +290,8 @@ def _rebuilt(folder: Path, summary: Record) -> nn.Module:
         raise UserError(f"{folder} holds no finished run, so it has no final model. Continue it with resume")
     if "data" not in summary:
         raise UserError(
-            f"{folder / 'summary.json'} does not describe the data, so it is damaged. Repeat the run from its config.toml"
+            f"{folder / 'summary.json'} does not describe the data, so it is damaged. Repeat the run from its "
+            "config.toml"
         )
     with sources_of(folder / "config.toml"):
         table = read_toml(folder / "config.toml")

@@ -112,8 +112,8 @@ class EvaluatedParts:
             unlikely = flat.loss.kind is CLASSIFICATION and found.loss == math.inf  # a class that is masked by -inf
             if not (abs(found.loss) < LARGEST_LOSS or unlikely):
                 raise Divergence(
-                    f"the loss on the {NAMES[part]} samples is {found.loss:g} after round {round}, so training diverged. "
-                    "Lower local.lr or server.optimizer.lr"
+                    f"the loss on the {NAMES[part]} samples is {found.loss:g} after round {round}, so training "
+                    "diverged. Lower local.lr or server.optimizer.lr"
                 )
             facts |= found.facts(part)
             if part == "test":

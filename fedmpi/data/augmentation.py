@@ -296,7 +296,8 @@ def stored_rebalancing(part: RebalanceTable, store: ShardStore) -> Rebalancing:
     alike = original.shape == counts.shape and original.dtype.kind in "iu"
     if not alike or (original > counts).any() or (original < 0).any():
         raise UserError(
-            f"{store.folder} does not say how many of its samples are copies, so it is damaged. {REPREPARE.capitalize()}"
+            f"{store.folder} does not say how many of its samples are copies, so it is damaged. "
+            f"{REPREPARE.capitalize()}"
         )
     original = original.astype(np.int64)
     copies = copies_per_sample(original.sum(axis=0), part.alpha, part.copies)
