@@ -333,9 +333,7 @@ def _array(given: Any) -> AnyArray:
         return np.asarray(given.numpy(force=True) if hasattr(given, "numpy") and hasattr(given, "device") else given)
     except Exception as error:  # rows of several lengths, tensors without plain values
         reason = " ".join(str(error).split())
-        raise UserError(
-            f"{NAME} cannot make an array of a {type(given).__name__} ({reason}). Give a NumPy array"
-        ) from None
+        raise UserError(f"{NAME}: a {type(given).__name__} is no array ({reason}). Give a NumPy array") from None
 
 
 def features(what: str, given: Any, task: Modality | None) -> AnyArray:
