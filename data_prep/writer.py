@@ -43,6 +43,7 @@ from fedmpi.data.schema import (
     shard_name,
     wrong_target,
 )
+from fedmpi.data.statistics import class_notes
 from fedmpi.data.shards import ShardStore
 
 DESCRIBED = ("task", "classes", "feature_shape", "dtype", "mean", "std", "targets")
@@ -170,6 +171,8 @@ def _write(plan: ShardPlan, folder: Path, seed: int, command: str) -> Manifest:
         dtype = np.dtype(np.int64) if raw.has_classes else target_dtype(raw)
         _stream(h5, raw, tested, dtype)
     test = entry(folder / TEST, samples=len(tested))
+    parts = {"training": plan.rows, "validation": plan.held, "test": tested}
+    labels = {part: raw.y[rows] for part, rows in parts.items()}
     return Manifest(
         dataset=raw.name,
         partition=partition.law,
@@ -190,7 +193,7 @@ def _write(plan: ShardPlan, folder: Path, seed: int, command: str) -> Manifest:
         licence=raw.licence,
         citation=raw.citation,
         command=command,
-        notes=(*raw.notes, *partition.notes),
+        notes=(*raw.notes, *partition.notes, *(class_notes(labels, raw.class_names) if raw.has_classes else ())),
         understood=raw.understood,
     )
 

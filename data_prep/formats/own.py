@@ -22,6 +22,8 @@ from fedmpi.common.types import AnyArray, Bools, Ints
 from fedmpi.data.arrays import CHANNELS, features, kept_targets, one_column
 
 LARGEST = float(np.finfo(np.float32).max)
+FEWEST_LEVELS = 1e-4
+"""Largest step of float32, as a share of a column's range, that leaves the column usable."""
 LARGEST_TOKEN = 10_000_000
 WHOLE = 2.0**53  # larger neighboring whole numbers are equal as floats
 NAMED = 10
@@ -251,12 +253,27 @@ def _numbers(table: UserTable, columns: list[Column], options: ReadOptions, tall
         good &= finite
         parts.append(part)
     values = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+    if len(columns) == values.shape[1]:
+        check_precision(table.raw, [column.name for column in columns], values[good])
     x: AnyArray = np.zeros(values.shape, np.float32)
     x[good] = values[good]
     shape = x.shape[1:]
     form = f"{' x '.join(map(str, shape))} {'number' if shape == (1,) else 'numbers'}: "
     facts = {"task": "vector", "dtype": "float32", "feature_shape": shape, "read": lambda rows: x[rows]}
     return good, {**facts, "fit": measure}, form
+
+
+def check_precision(where: Path | str, names: list[str], values: AnyArray) -> None:
+    """Reject columns (n, d) whose numbers differ by too little for float32, such as times in seconds."""
+    if not len(values):
+        return
+    spread = np.ptp(values, axis=0)
+    lost = np.abs(values - values.astype(np.float32)).max(axis=0)
+    for place in np.flatnonzero((lost > FEWEST_LEVELS * spread) & (spread > 0)).tolist():
+        raise UserError(
+            f"{where}: column {names[place]!r} holds numbers around {values[0, place]:.10g}, which differ by too little "
+            "for float32. Subtract its smallest value, or leave it out (in a table by --features)."
+        )
 
 
 def _tokens(table: UserTable, columns: list[Column], options: ReadOptions, tally: Tally) -> Made:
@@ -396,4 +413,6 @@ def _features(where: str, x: AnyArray, options: ReadOptions) -> AnyArray:
         x = x[:, None]
     elif x.ndim == 4 and x.shape[3] in CHANNELS and x.shape[1] not in CHANNELS:
         x = np.moveaxis(x, 3, 1)
+    if x.ndim == 2 and x.dtype == np.float64 and np.isfinite(x).all():
+        check_precision(where, [str(number) for number in range(x.shape[1])], x)
     return features(where, x, options.task if x.ndim == 2 else kind)

@@ -21,7 +21,7 @@ from fedmpi.common.registry import resolve
 from fedmpi.common.types import AnyArray, Ints
 from fedmpi.data.schema import DataDescription, Manifest, Modality, ShardFile, first_problem, wrong_target
 from fedmpi.data.shards import Samples, ShardStore, shard_in_memory
-from fedmpi.data.statistics import statistics
+from fedmpi.data.statistics import class_notes, statistics
 
 Targets = Literal["classification", "tokens", "multilabel", "regression"]
 
@@ -279,6 +279,7 @@ class ClientArrays:
 
     def _manifest(self) -> Manifest:
         clients, samples, classes = len(self.offsets) - 1, len(self.x), self.description.classes
+        names = tuple(map(str, range(classes))) if self.description.labeled else ()
         test_x, test_y = self.test
         return Manifest(
             dataset=self.name,
@@ -288,13 +289,14 @@ class ClientArrays:
             clients=clients,
             samples=samples,
             classes=classes,
-            class_names=tuple(map(str, range(classes))) if self.description.labeled else (),
+            class_names=names,
             description=self.description,
             train=(ShardFile("", self.x.nbytes + self.y.nbytes, self.digest, 0, clients, samples),),
             test=ShardFile("", test_x.nbytes + test_y.nbytes, "", samples=len(test_y)),
             val=None if self.val is None else ShardFile("", self.val[0].nbytes, "", samples=len(self.val[1])),
             empty_clients=int((np.diff(self.offsets) == 0).sum()),
             command="in memory",
+            notes=class_notes({part: y for part, (_, y) in self._parts().items()}, names) if names else (),
         )
 
 

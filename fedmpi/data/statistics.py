@@ -1,5 +1,5 @@
 """Statistics of the samples and labels of a data set: distances of label distributions from a target, mean and
-standard deviation of the features.
+standard deviation of the features, and classes that occur in one part only.
 
 Kullback-Leibler divergence: Duan et al. 2019 (Astraea), section III-B and Fig 7, in nats. Sum of the distances of all
 shares: Zhao et al. 2018.
@@ -7,7 +7,7 @@ shares: Zhao et al. 2018.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,8 @@ STATISTICS_ROWS = 20_000
 """Evenly spaced rows that are read."""
 ROWS_AT_ONCE = 512
 SMALLEST_COLUMN_STD = 1e-30
+NAMED = 10
+"""Largest number of classes that a note lists by name."""
 
 
 def target_distribution(classes: int, counts: AnyArray | None = None) -> Floats:
@@ -113,3 +115,16 @@ def statistics(
     smallest = SMALLEST_COLUMN_STD if columns else 1e-8
     std[(least == most) | (std < smallest)] = 1.0  # rounding may leave more in a constant channel
     return tuple(float(value) for value in mean + offset), tuple(float(value) for value in std)
+
+
+def class_notes(labels: Mapping[str, Ints], names: Sequence[object]) -> tuple[str, ...]:
+    """Return a sentence for each part that alone has samples of some class."""
+    counts = {part: np.bincount(y, minlength=len(names)) for part, y in labels.items() if len(y)}
+    parts = sum((count > 0).astype(np.int64) for count in counts.values())
+    notes = []
+    for part, count in counts.items() if len(counts) > 1 else ():
+        if len(alone := np.flatnonzero((count > 0) & (parts == 1))):
+            named = ", ".join(f"{names[label]} ({count[label]:,})" for label in alone[:NAMED])
+            more = f" and {len(alone) - NAMED:,} more" if len(alone) > NAMED else ""
+            notes.append(f"classes in the {part} part only, with their samples: {named}{more}")
+    return tuple(notes)

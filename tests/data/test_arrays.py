@@ -66,6 +66,7 @@ def test_data_with_other_samples_are_other_data():
 def test_a_label_that_only_held_out_samples_have_is_a_class():
     val = X[:3], np.array([0, 6, 1])
     assert made(val=val).description.classes == 7
+    assert "in the validation part only, with their samples: 6 (1)" in made(val=val).store.manifest.notes[0]
     assert made(y=np.zeros(60, int), test=(X[:3], np.zeros(3, int))).description.classes == 2, "one has no choice"
 
 

@@ -164,6 +164,13 @@ def test_a_column_is_of_numbers_if_most_of_its_cells_are(tmp_path: Path, prepare
 MARKS = ["", " ", "?", "NA", "null", "None", "<NA>", "nan"]
 
 
+@pytest.mark.parametrize("write", [csv, parquet, npz])
+def test_numbers_beyond_float32_are_rejected(tmp_path: Path, prepared: Prepared, write: Any) -> None:
+    ending = "npz" if write is npz else write.__name__
+    table = {"a": A, "t": 1.7e9 + COUNT * 1085.5, "label": Y}
+    assert "too little for float32" in prepared(write(tmp_path / f"t.{ending}", table))
+
+
 def test_marks_of_missing_values_are_missing(tmp_path: Path, prepared: Prepared) -> None:
     said = prepared(csv(tmp_path / "t.csv", {"a": A[:12], "label": [*"abcd", *MARKS]}))
     assert "8 of 12 samples have no label" in said and ", line 6" in said
@@ -226,6 +233,13 @@ def test_classes_are_numbers_or_texts(tmp_path: Path, prepared: Prepared, cells:
     assert manifest["class_names"] == cells.replace(".0", "").split()
     found = dict(zip(everything(store)[0][:, 0].tolist(), everything(store)[1].tolist(), strict=True))
     assert all(cells.split()[found[np.float32(A[row])]] == label for row, label in enumerate(labels))
+
+
+def test_classes_of_one_part_alone_are_reported(prepared: Prepared, tmp_path: Path) -> None:
+    arrays = {"x": RNG.random((6, 2)), "y": list("aabbcc"), "x_test": RNG.random((3, 2)), "y_test": list("aad")}
+    np.savez(tmp_path / "a.npz", **arrays)
+    notes = " ".join(prepared(tmp_path / "a.npz")[1]["notes"])
+    assert "in the training part only, with their samples: b (2), c (2)" in notes and "test part only" in notes
 
 
 def test_a_folder_of_csv_files_has_its_parts_by_name(tmp_path: Path, prepared: Prepared) -> None:
