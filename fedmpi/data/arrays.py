@@ -29,6 +29,8 @@ WRITER = "data_prep.writer"
 """Module that writes shards."""
 CHANNELS = (1, 3, 4)
 """Usual sizes of an axis of channels."""
+MOST_COUNTS = 1 << 31
+"""Clients times classes: the table of class counts has 8 bytes per entry."""
 MOST_CLIENTS = 1 << 30
 FORMS = {
     "classification": "(n,) whole numbers, the classes from 0 on",
@@ -153,6 +155,12 @@ class ClientArrays:
             self.description = self._describe(classes, vocabulary, mean, std)
         except ValidationError as error:
             raise UserError(f"{NAME}: {first_problem(error)}") from None
+        counts = count * self.description.classes
+        _need(
+            self.targets != "classification" or counts <= MOST_COUNTS,
+            f"{count} clients times {self.description.classes} classes are too many. Number owners and labels from 0 "
+            "on without gaps",
+        )
         for what, (_, y) in self._parts().items():
             wrong = wrong_target(y, self.description)
             _need(wrong is None, f"a {what} target is {wrong and wrong[1]}")

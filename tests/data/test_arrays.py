@@ -108,6 +108,7 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("none of the 2 classes", {"classes": 2}),
     ('task = "text"', {"x": X.astype(np.int64)}),
     ("np.moveaxis(x, 3, 1)", {"x": np.zeros((60, 9, 9, 3))}),
+    ("without gaps", {"y": Y + 10**12 * (Y > 0)}),
     ("not finite", {"x": np.full((60, 2), np.nan)}),
     ("that of x is", {"test": (X[:10, 0], Y[:10])}),
     ("x holds no value", {"x": X[:0], "y": Y[:0], "owner": OWNER[:0]}),
