@@ -11,11 +11,12 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
-
-from filelock import SoftFileLock, Timeout
+from typing import TYPE_CHECKING, BinaryIO
 
 from fedmpi.common.errors import RunFailure, UserError
+
+if TYPE_CHECKING:
+    from filelock import SoftFileLock
 
 WITHOUT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EPERM)
 """Error codes of file systems that cannot sync a folder."""
@@ -149,6 +150,8 @@ class FolderInUse(UserError):
 
 def lock_folder(folder: Path) -> SoftFileLock:
     """Lock a folder, so that one process writes to it; the lock of an ended process of this host is taken over."""
+    from filelock import SoftFileLock, Timeout  # takes 14 ms, for many commands in vain
+
     lock = SoftFileLock(folder / LOCK, timeout=LOCK_SECONDS, thread_local=False)
     try:
         lock.acquire(poll_interval=LOCK_SECONDS / 10)

@@ -132,11 +132,16 @@ Options = Mapping[str, FieldInfo]
 """Options of a component by name, as fields of a table."""
 
 
-def options_table(options: Options, base: type[Table]) -> type[Table]:
-    """Return a table of options and of the keys of a base; an option whose type pydantic rejects takes anything."""
+def options_table(options: Options, base: type[Table], custom: bool) -> type[Table]:
+    """Return a table of options and of the keys of a base.
+
+    An option of a custom component whose type pydantic rejects takes anything.
+    """
+    if not options:
+        return base
     fields: dict[str, Any] = {}
     for name, field in options.items():
-        known = _is_type(Annotated[field.annotation, field])
+        known = not custom or _is_type(Annotated[field.annotation, field])
         fields[name] = (field.annotation, field) if known else (Any, field.default)
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # an option may have the name of a method
         return create_model("Options", __base__=base, **fields)

@@ -217,7 +217,7 @@ class Component:
         """Return the type of the table of its options."""
         base = self._services or Table
         if self.foreign or self.object is None:
-            return options_table(self.own, base)
+            return options_table(self.own, base, self.foreign)
         return _type_of_built_in(self.object, self.kind, base)
 
     @cached_property
@@ -408,7 +408,7 @@ _of_built_in = cache(own_options)
 @cache
 def _type_of_built_in(found: Any, kind: str, base: type[Table]) -> type[Table]:
     """Return the type of the table of a built-in component's options; making it takes milliseconds."""
-    return options_table(_of_built_in(found, kind), base)
+    return options_table(_of_built_in(found, kind), base, custom=False)
 
 
 def is_digits(choice: Any) -> bool:

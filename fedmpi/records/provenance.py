@@ -35,7 +35,6 @@ from fedmpi.config import Config
 from fedmpi.config.keys import components_of
 from fedmpi.config.loading import dotted, read_toml
 from fedmpi.config.writing import differences
-from fedmpi.data.schema import read_manifest
 
 log = logging.getLogger("fedmpi")
 PACKAGES = {"site-packages", "dist-packages"}
@@ -216,6 +215,8 @@ def recorded_digest(run: Path) -> str | None:
 
 def digest_of(shards: Any) -> str | None:
     """Return the checksum of a folder of shards; None if there is no such folder."""
+    from fedmpi.data.schema import read_manifest  # types that take 10 ms to import, for many commands in vain
+
     try:
         return read_manifest(Path(shards)).digest if isinstance(shards, str | Path) else None
     except UserError:
