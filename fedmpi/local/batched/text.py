@@ -24,6 +24,8 @@ from fedmpi.models.text_models import MaxOverTime
 
 BLOCK = 256
 """Number of words whose changes are summed at a time."""
+SPREAD_VALUES = 1 << 18
+"""Spread gradients of as many clients as are made at once on a CPU: few enough to stay in the cache."""
 
 
 class Tables:
@@ -111,13 +113,19 @@ class Peaks:
         return summed.view(self.clients, self.filters, -1)
 
     def of_words(self, where: Tensor, gradient: Tensor, filters: Tensor) -> Tensor:
-        """Return the gradient of the words, (k, b, L, E)."""
+        """Return the gradient of the words, (k, b, L, E); the spread gradients of a few clients stay in the cache."""
         count = self.filters * self.width
         index = (where * count).repeat_interleave(self.width, 2).add_(self._taps)
-        spread = gradient.new_zeros(self.clients, self.rows, self.length * count)
-        spread.scatter_(2, index, gradient.repeat_interleave(self.width, 2))
-        taps = filters.reshape(self.clients, count, -1)
-        return torch.bmm(spread.view(self.clients, -1, count), taps).view(self.clients, self.rows, self.length, -1)
+        shares, taps = gradient.repeat_interleave(self.width, 2), filters.reshape(self.clients, count, -1)
+        found = gradient.new_empty(self.clients, self.rows * self.length, taps.shape[2])
+        on_cpu = gradient.device.type == "cpu"
+        together = max(1, SPREAD_VALUES // (self.rows * self.length * count)) if on_cpu else self.clients
+        spread = gradient.new_empty(min(together, self.clients), self.rows, self.length * count)
+        parts = (torch.split(whole, together) for whole in (index, shares, taps, found))
+        for places, values, own, target in zip(*parts, strict=True):
+            some = spread[: len(own)].zero_().scatter_(2, places, values)
+            torch.bmm(some.view(len(own), -1, count), own, out=target)
+        return found.view(self.clients, self.rows, self.length, -1)
 
 
 _peaks = lru_cache(64)(Peaks)
