@@ -120,7 +120,9 @@ def _planned(
     else:
         generator = Streams(seed).generator(Purpose.PARTITION, _HOLD_OUT_STREAM)
         rows, offsets, held_rows, held_offsets = hold_out_validation(rows, offsets, fraction, generator)
-        raw, samples = raw.fitted(np.setdiff1d(raw.train, held_rows)), len(partition.rows)
+        kept = np.zeros(len(raw.y), bool)
+        kept[raw.train], kept[held_rows] = True, False
+        raw, samples = raw.fitted(np.flatnonzero(kept)), len(partition.rows)
         notes = raw.notes
         if len(held_rows) <= fraction * samples - 1:
             share = f"the validation part is {len(held_rows) / samples:.1%} of the samples, not {fraction:.1%}"
