@@ -43,8 +43,8 @@ from fedmpi.data.schema import (
     shard_name,
     wrong_target,
 )
-from fedmpi.data.statistics import class_notes
 from fedmpi.data.shards import ShardStore
+from fedmpi.data.statistics import class_notes
 
 DESCRIBED = ("task", "classes", "feature_shape", "dtype", "mean", "std", "targets")
 """Fields of the description of shards that `RawDataset` has, too."""

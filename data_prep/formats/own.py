@@ -271,7 +271,7 @@ def check_precision(where: Path | str, names: list[str], values: AnyArray) -> No
     lost = np.abs(values - values.astype(np.float32)).max(axis=0)
     for place in np.flatnonzero((lost > FEWEST_LEVELS * spread) & (spread > 0)).tolist():
         raise UserError(
-            f"{where}: column {names[place]!r} holds numbers around {values[0, place]:.10g}, which differ by too little "
+            f"{where}: column {names[place]!r} holds numbers around {values[0, place]:.10g}, which differ too little "
             "for float32. Subtract its smallest value, or leave it out (in a table by --features)."
         )
 
