@@ -200,25 +200,6 @@ def test_a_model_that_fails_is_named_with_its_line(when: str, words: str) -> Non
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
-class OfDoubles(nn.Module):
-    """Model in float64, to which it converts its samples or not."""
-
-    def __init__(self, description: Any, *, converts: bool = True):
-        super().__init__()
-        self.layer, self.converts = nn.Linear(64, description.classes).double(), converts
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.layer((x.double() if self.converts else x).flatten(1))
-        return logits
-
-
-def test_a_model_of_another_type_takes_samples_for_float32() -> None:
-    keys = {"rounds": 1, "clients.count": 4, "model.name": OfDoubles}
-    with pytest.raises(fedmpi.ComponentFailure, match=r"test_foreign_files.py:\d+\) failed .* same dtype"):
-        fedmpi.run("fedavg", {**keys, "model.converts": False})
-    assert next(fedmpi.run("fedavg", keys).model.parameters()).dtype == torch.float64
-
-
 BROKEN = {
     "colonless": "def draw(view)\n    return 3\n",
     "misspelt": "from fedmpi import weights\n\n\n@weights(per_samples=True)\ndef root(cohort, sizes): ...\n",

@@ -19,7 +19,6 @@ import fedmpi
 from fedmpi import Cohort, LocalAlgorithm, client_sampler, weights
 from fedmpi.common.imports import holds_values
 from fedmpi.config.loading import dotted, read_toml
-from fedmpi.config.writing import not_repeatable
 
 FEW = {"rounds": 2, "clients.count": 4, "local.engine": "sequential"}
 
@@ -132,27 +131,6 @@ def test_an_object_has_no_options_of_its_class() -> None:
         fedmpi.Config(clients={"sampler": FirstOnes(most=5), "sampler.most": 2, "count": 2})
 
 
-class Draws:
-    """Custom components, kept together."""
-
-    @client_sampler
-    class Ones(FirstOnes):
-        """A class within a class."""
-
-    @staticmethod
-    def last(view: Any, *, most: int = 3) -> Cohort:
-        return Cohort(view.available[-most:])
-
-
-@pytest.mark.parametrize("given", [Draws.Ones, Draws.last])
-def test_what_is_within_a_class_is_found_by_its_name(given: Any, tmp_path: Path) -> None:
-    run = fedmpi.run("fedavg", {**FEW, "clients.sampler": given, "clients.sampler.most": 5}, out=tmp_path / "run")
-    assert stored(run, "clients.sampler") == f"{HERE}:{given.__qualname__}"
-    assert values(fedmpi.run(tmp_path / "run" / "config.toml")) == values(run)
-    with pytest.raises(fedmpi.UserError, match="has no function or class 'Draws.first'"):
-        fedmpi.run("fedavg", {**FEW, "clients.sampler": f"{HERE}:Draws.first"})
-
-
 @pytest.mark.parametrize(
     ("key", "given", "name"),
     [
@@ -192,17 +170,6 @@ def test_a_partial_is_rejected_with_the_table_that_says_the_same() -> None:
         fedmpi.run("fedavg", {**FEW, "server.weights": partial(powers, exponent=2.0)})
 
 
-def test_data_in_memory_have_a_name_that_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    x = np.random.default_rng(0).standard_normal((40, 64)).astype(np.float32)
-    data = fedmpi.ClientArrays(x, np.arange(40) % 2, np.arange(40) % 4, test=(x, np.arange(40) % 2))
-    run = fedmpi.run("fedavg", {"rounds": 1, "clients.count": 4}, data=data, out=tmp_path)
-    assert stored(run, "data.source").startswith("ClientArrays:") and "repeat this run" not in caplog.text
-
-
-def test_a_text_that_looks_like_such_a_name_is_none() -> None:
-    assert not_repeatable(fedmpi.Config(preset="fedavg", model={"name": net, "width": "(...)"})) == []
-
-
 def test_options_that_a_file_cannot_hold_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     own = {"server.weights": powers, "server.weights.exponent": np.array(2.0)}
     run = fedmpi.run("fedavg", {**FEW, **own}, out=tmp_path / "array")
@@ -230,7 +197,7 @@ def test_each_of_several_metrics_has_its_own_options(tmp_path: Path) -> None:
 
 
 def test_names_bring_back_functions_and_classes_and_nothing_else() -> None:
-    assert not any(map(holds_values, (net, Scaled, Draws.last, torch.optim.AdamW, cross_entropy, np.add, len)))
+    assert not any(map(holds_values, (net, Scaled, FirstOnes.draw, torch.optim.AdamW, cross_entropy, np.add, len)))
     assert all(map(holds_values, (Scaled(), scaled_within(1.0), Scaled().__call__, lambda x, y: x)))
 
 

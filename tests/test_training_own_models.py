@@ -52,12 +52,6 @@ def values(done: Run) -> Tensor:
 
 # Surroundings of the run
 
-WITHIN: dict[str, dict[str, Any]] = {
-    "merged": {"local.steps": 1, "local.batch_size": "all"},
-    "batched": {"local.engine": "batched"},
-    "strata": {**SEQUENTIAL, "clients.sampler": "importance", "clients.count": 2, "evaluation.clients": "all"},
-}
-
 
 def built(description: Any) -> nn.Module:
     return nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, 3))
@@ -67,13 +61,13 @@ def modes() -> tuple[Any, ...]:
     return torch.is_autocast_enabled("cpu"), torch.is_grad_enabled(), torch.get_default_device()
 
 
-@pytest.mark.parametrize("name", WITHIN)
-def test_what_surrounds_a_run_changes_nothing_of_it_and_is_there_afterwards(name: str) -> None:
+def test_what_surrounds_a_run_changes_nothing_of_it_and_is_there_afterwards() -> None:
     usual, inside = modes(), []
-    plain = run(built, arrays(), WITHIN[name])
+    more = {"clients.sampler": "importance", "clients.count": 2, "evaluation.clients": "all"}
+    plain = run(built, arrays(), more)
     with torch.autocast("cpu", torch.bfloat16), torch.inference_mode(), torch.device("meta"):
         before = modes()
-        found = run(built, arrays(), WITHIN[name], on_round=lambda record: inside.append(modes()))
+        found = run(built, arrays(), more, on_round=lambda record: inside.append(modes()))
         with pytest.raises(UserError):
             run(Own(change=lambda out: (out,), when="evaluation"), arrays())
         assert modes() == before != usual

@@ -127,17 +127,3 @@ def test_what_is_no_update_is_rejected_with_the_aggregator_named(answer: Any, re
 
     with pytest.raises(ComponentFailure, match=f"test_aggregators.*round 0.*{reason}"):
         combined(Aggregator(resolve("aggregator", wrong), {}), torch.ones(3, 5), torch.ones(3))
-
-
-@pytest.mark.parametrize("measured", [torch.tensor(torch.nan), [1.0]], ids=str)
-def test_what_is_no_measurement_is_rejected(measured: Any) -> None:
-    @aggregator
-    class Measuring:
-        def measure(self, updates: torch.Tensor) -> Any:
-            return measured
-
-        def combine(self, updates: torch.Tensor, coefficients: torch.Tensor, measured: torch.Tensor) -> torch.Tensor:
-            return updates[0]
-
-    with pytest.raises(ComponentFailure, match="Measuring"):
-        combined(Aggregator(resolve("aggregator", Measuring), {}), torch.ones(3, 5), torch.ones(3))

@@ -63,21 +63,6 @@ def test_a_function_is_made_with_its_options_bound_and_a_class_as_an_instance() 
     assert (instance.candidates, instance.spans) == (7, (1.0, 2.0))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"kep": 0.3}, r"clients\.sampler\.kep is unknown to .*:loudest: did you mean keep\?"),
-        ({"zzzz": 0.3}, r"clients\.sampler\.zzzz is unknown .*: its options are keep, how, top"),
-        ({"keep": "much"}, r"clients\.sampler\.keep = 'much' does not suit .*loudest: input should be a valid number"),
-        ({"how": "first"}, r"clients\.sampler\.how = 'first' .* input should be 'last' or 'mean'"),
-        ({"top": 1.5}, r"clients\.sampler\.top = 1\.5 "),
-    ],
-)
-def test_a_wrong_option_is_rejected_by_name(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        resolve("client sampler", loudest).make(options)
-
-
 def test_a_missing_option_is_named_after_wrong_ones() -> None:
     with pytest.raises(UserError, match=r"clients\.sampler\.kandidates is unknown .*did you mean candidates"):
         resolve("client sampler", Measured).make({"kandidates": 3})

@@ -1,4 +1,4 @@
-"""Unions of whole numbers, tables on terminals, texts of exceptions, types of numbers and truth."""
+"""Unions of whole numbers, and tables on terminals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from hypothesis.extra.numpy import arrays
 from rich.console import Console
 
 from fedmpi.common.apportionment import united
-from fedmpi.common.errors import raised
 from fedmpi.common.terminal import show_table
 
 WHOLE = arrays(np.int64, st.integers(0, 20), elements=st.integers(-5, 5) | st.integers(-(2**63), 2**63 - 1))
@@ -32,11 +31,3 @@ def test_a_table_loses_no_character_and_fits_the_terminal(width: int) -> None:
     lines = screen.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert max(map(len, lines)) <= width and "0.8273" in "".join(lines)
     assert len(lines) == 6 if width == 200 else len(lines) >= 6
-
-
-def test_an_exception_that_cannot_be_written_leaves_its_type() -> None:
-    class Silent(Exception):
-        def __str__(self) -> str:
-            raise OSError("no words")
-
-    assert raised(Silent()) == "Silent, which cannot be written (OSError)"

@@ -47,14 +47,8 @@ def columns(raw, *, skip: int = 0):
     table = np.loadtxt(raw, delimiter=",", skiprows=skip)
     return {"x": table[:, :-1], "y": table[:, -1].astype(int), "x_test": table[:3, :-1], "y_test": table[:3, -1]}
 
-def clashing(*, seed: int = 1):
-    return points(count=8)
-
 def no_labels():
     return {"x": np.ones((3, 2))}
-
-def labels_misnamed():
-    return {"x": np.ones((3, 2)), "y": [0, 1, 2], "label": [0, 1, 2]}
 
 def no_arrays():
     return [1, 2]
@@ -107,12 +101,9 @@ def test_a_readers_arrays_are_a_data_set_and_its_parameters_options(prepare: Any
         ("digits --partition mine:by_label --shfit 3", "did you mean --shift?"),
         ("digits --partition mine:by_label --shift 3 --alpha 1", "--alpha is no option of"),
         ("digits --partition mine:spoiling --clients 2 --keep perhaps", "--keep = 'perhaps' does not"),
-        ("digits --partition mine:by_lable", "did you mean by_label"),
         ("mine:points --partition user", "needs --count, without a default"),
         ("mine:points --partition user --count 8 --raw .", "leave out --raw"),
         ("mine:columns --partition user", "where is mine:columns? give --raw"),
-        ("mine:clashing --partition user", "--seed is an option of data_prep itself"),
-        ("mine:halved --partition user --task vector", "gives a RawDataset: --task"),
         ("mine:points --partition user --count 8 --length 3", "--length is no option of"),
     ],
 )
@@ -128,7 +119,6 @@ def test_options_that_a_component_does_not_have_are_rejected(
     [
         ("digits --partition mine:wrong", r"mine:wrong .* the client of each of the 1442 rows"),
         ("mine:no_labels --partition iid --clients 2", r"mine:no_labels .* returned no array 'y'"),
-        ("mine:labels_misnamed --partition iid --clients 2", "returned an array 'label'. Return only"),
         ("mine:no_arrays --partition iid --clients 2", "returned a list: return a dictionary of arrays"),
     ],
 )

@@ -96,41 +96,28 @@ IDX = struct.pack(">4I", 2051, 3, 28, 28) + bytes(3 * 784)
 IMAGES, LABELS = "emnist-byclass-train-images-idx3-ubyte.gz", "emnist-byclass-train-labels-idx1-ubyte.gz"
 MAPPING, H5 = "emnist-byclass-mapping.txt", "fed_emnist_train.h5"
 JSON = "data/train/all_data_niid_0_keep_0_train_9.json"
-ARRAY = b"\x80\x02cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\n"
 NO_BATCH = r"train is not a CIFAR batch \([^\n]{1,400}\)\. Fetch it again$"
 HALF = str([0.5] * 784)
 DAMAGED: list[tuple[str, str, Any, str]] = [
     ("emnist-byclass", IMAGES, b"<html>moved</html>", "is not an idx file of unsigned bytes in 3 dimension"),
     ("emnist-byclass", IMAGES, IDX[:-1], "does not hold the 2352 bytes of data"),
-    ("emnist-byclass", IMAGES, struct.pack(">4I", 2051, 2, 28, 28) + bytes(2 * 784), "they do not belong together"),
-    ("emnist-byclass", IMAGES, struct.pack(">4I", 2051, 3, 0, 28), "holds no images"),
     ("emnist-byclass", IMAGES, gzip.compress(IDX, mtime=0)[:-8], "damaged or cut short"),
     ("emnist-byclass", LABELS, struct.pack(">2I", 2049, 3) + bytes([0, 62, 1]), "record 1: label 62 is not one of"),
     ("emnist-byclass", MAPPING, b"0 48\n1 x\n", "line 2: '1 x' is not a label"),
     ("emnist-byclass", MAPPING, b"0 48\n", "names 1 classes where emnist-byclass has 62"),
     ("cifar100", "train", cifar(fine_labels=[7, 7, 9, 100]), "train, record 3: label 100 is not one of the 100"),
-    ("cifar100", "train", cifar(fine_labels="7791"), "'fine_labels' is not a list of 4 values"),
     ("cifar100", "train", cifar(data=np.zeros((4, 3000), np.uint8)), r"'data' is uint8 \(4, 3000\) instead of uint8"),
-    ("cifar100", "train", cifar(data=np.zeros((4, 3072), np.int16)), "not a CIFAR batch .*i2, not uint8"),
     ("cifar100", "meta", pickle.dumps({"fine_label_names": ["a"]}), "not a list of 100 values"),
     ("cifar100", "train", b"\x80\x02cos\nsystem\nU\x02ls\x85R.", NO_BATCH),
-    ("cifar100", "train", ARRAY[:33] + b"scalar\n(cnumpy\ndtype\nU\x02O8K\x00K\x01\x87RU\x08abcdefghtR.", NO_BATCH),
-    ("cifar100", "train", b"\x80\x02c_codecs\nencode\nU\x02abU\x05utf-7\x86R.", NO_BATCH),
-    ("cifar100", "train", ARRAY + b"J\xff\xff\xff\x7f\x85U\x01b\x87R(K\x01K\x02M\x00\x0c\x86tb.", NO_BATCH),
-    ("cifar100", "train", b"", NO_BATCH),
     ("cifar100", "train", pickle.dumps([1, 2]), NO_BATCH),
     ("femnist", H5, b"<html>moved</html>", "is not an HDF5 file"),
-    ("femnist", H5, b"\x89HDF\r\n\x1a\n" + bytes(40), "not a TFF file"),
     ("leaf", JSON, replacing(HALF, str([0.5] * 783)), "writer w2: not images of 784 numbers"),
     ("leaf", JSON, replacing(HALF, str([1.5] * 784)), "writer w2: not images of 784 numbers"),
     ("leaf", JSON, replacing('"y": [1]', '"y": [62]'), "writer w2: not images of 784 numbers"),
-    ("leaf", JSON, replacing(HALF, '["a"]'), "writer w2: not images of 784 numbers"),
     ("leaf", JSON, b'{"users": [], "user_data": {}}', "no image of training writers"),
     ("shakespeare", JSON, lambda content: content[:-5], "role none yet: not LEAF's format"),
-    ("shakespeare", JSON, replacing('"A", "B"', '"A"'), "users names 1 roles, user_data holds 2"),
     ("shakespeare", JSON, replacing('["' + "ab" * 40 + '"]', '"ab"'), "role A: not LEAF's format"),
     ("shakespeare", JSON, replacing("ab" * 40, "ab"), "role A, record 0: not 80 characters"),
-    ("shakespeare", JSON, b"[" * 100_000, "not LEAF's format"),
 ]
 """Data set, file, its damaged content or the change of it, words of the error."""
 
@@ -228,20 +215,11 @@ def test_cinic10_is_read_from_its_folders(tmp_path: Path) -> None:
     assert np.array_equal(raw.read(np.array([4, 29])), pictures["train"][[4, 29]])
     assert np.array_equal(raw.read(raw.test), pictures["test"])
     folder = tmp_path / "CINIC-10"
-    (folder / "train" / "cat" / "0.png").write_bytes(b"\x89PNG\r\n\x1a\n not an image")
-    whole = (folder / "test" / "ship" / "0.png").read_bytes()
-    (folder / "test" / "ship" / "0.png").write_bytes(whole[:-200])
-    found = read("cinic10", tmp_path, tally := Tally())
-    assert (found.skipped, len(found.y[found.train]), len(found.y[found.test])) == (
-        2,
-        29,
-        29,
-    ) and "cat/0.png" in tally.first
+    cut = folder / "train" / "cat" / "0.png"
+    cut.write_bytes(cut.read_bytes()[:-200])
+    assert read("cinic10", tmp_path, tally := Tally()).skipped == 1 and "cat/0.png" in tally.first
     with pytest.raises(UserError, match=r"cat/0.png: not a readable image .*--strict"):
         read("cinic10", tmp_path, Tally(strict=True))
-    (folder / "train" / "bird" / "0.png").write_bytes(b"gone")
-    with pytest.raises(UserError, match="bird/0.png: the image cannot be decoded"):
-        raw.read(np.arange(10))
     (folder / "train" / "cat").rename(folder / "train" / "zebra")
     with pytest.raises(UserError, match="'zebra'"):
         read("cinic10", tmp_path)

@@ -82,41 +82,9 @@ def normed(description: DataDescription, width: int = 6) -> nn.Module:
     return nn.Sequential(nn.Flatten(), *layers)
 
 
-class Tied(nn.Module):
+def tied(description: DataDescription) -> nn.Sequential:
     """Two layers that share one matrix, as language models share the matrix of their embedding with their output."""
-
-    def __init__(self, features: int, classes: int):
-        super().__init__()
-        self.encode = nn.Linear(features, features)
-        self.again = nn.Linear(features, features)
-        self.again.weight = self.encode.weight
-        self.out = nn.Linear(features, classes)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Logits (n, classes)."""
-        return self.out(self.again(self.encode(x.flatten(1)).relu()).relu())
-
-
-def tied(description: DataDescription) -> Tied:
-    """A perceptron with tied weights."""
-    return Tied(math.prod(description.feature_shape), description.classes)
-
-
-class Talkative(nn.Sequential):
-    """Keeps words in its state dict, which a file of tensors cannot store."""
-
-    def get_extra_state(self) -> str:
-        """Words."""
-        return "not a tensor"
-
-
-def talkative(description: DataDescription) -> nn.Module:
-    """A linear model whose state dict contains words."""
-    return Talkative(nn.Flatten(), nn.Linear(math.prod(description.feature_shape), description.classes))
-
-
-def sparse(description: DataDescription) -> nn.Module:
-    """A linear model with a sparse mask in its state dict."""
-    model = nn.Sequential(nn.Flatten(), nn.Linear(math.prod(description.feature_shape), description.classes))
-    model.register_buffer("mask", torch.eye(3).to_sparse().bool())
-    return model
+    features = math.prod(description.feature_shape)
+    first, again = nn.Linear(features, features), nn.Linear(features, features)
+    again.weight = first.weight
+    return nn.Sequential(nn.Flatten(), first, nn.ReLU(), again, nn.Linear(features, description.classes))

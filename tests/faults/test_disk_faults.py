@@ -113,30 +113,3 @@ def test_a_run_survives_a_fault_at_any_change_of_its_folder(tmp_path: Path, full
         resumed(tmp_path / "RUN")
         assert left_by(tmp_path / "RUN") == left_by(tmp_path / "WHOLE"), f"change {at}"
         shutil.rmtree(tmp_path / "RUN")
-
-
-def test_what_is_renamed_is_on_the_disk_before_and_its_name_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Otherwise a power failure could leave a checkpoint whose name is there and whose content is not."""
-    calls: list[tuple[str, Path]] = []
-    replace = os.replace
-
-    def renamed(source: Any, target: Any) -> None:
-        calls.append(("rename", Path(target)))
-        replace(source, target)
-
-    def synced(handle: Any) -> None:
-        number = handle if isinstance(handle, int) else handle.fileno()
-        calls.append(("fsync", Path(os.readlink(f"/proc/self/fd/{number}"))))
-
-    monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(os, "replace", renamed)
-    fedmpi.run({}, SETTINGS, out=tmp_path / "RUN")
-    places = [number for number, (kind, _) in enumerate(calls) if kind == "rename"]
-    for place in places:
-        path, before = calls[place][1], [path for kind, path in calls[:place] if kind == "fsync"]
-        assert before[-1].parent == path.parent and path.stem in before[-1].name, calls[: place + 1]
-        assert ("fsync", path.parent) in calls[place:], calls[place:]
-        if path.name.startswith("round-"):  # a checkpoint counts on the records before it
-            last = max((n for n in places if n < place and calls[n][1].suffix == ".safetensors"), default=0)
-            assert any(path.name == "metrics.jsonl" for _, path in calls[last:place]), calls[: place + 1]
-    assert len(places) > 5

@@ -332,11 +332,6 @@ def test_the_engine_says_why_an_algorithm_is_not_merged_or_batched(algorithm: st
     assert said in choose_engine(config, model, source, STREAMS, hooks=make(algorithm, model)).description
 
 
-def test_an_attribute_that_is_nearly_one_of_an_algorithm_is_logged() -> None:
-    description = make("tests.testing.bad_parts:NearlyNamed", world()[0]).description
-    assert "has 'proximal', which nothing reads (or proximal_mu?)" in description
-
-
 def test_feddyn_rejects_a_cohort_that_counts_a_client_twice_by_name() -> None:
     def doubling(view: View) -> Cohort:
         return Cohort(np.arange(3), None, np.array([1, 1 + view.round, 1]))

@@ -59,14 +59,6 @@ class Replacing(Failing):
             parameter.data = parameter.data - self.lr * parameter.grad
 
 
-class Forgetting(Failing):
-    """Optimizer whose steps give parameters another shape."""
-
-    def step(self):
-        for parameter in self.parameters:
-            parameter.data = parameter.data.new_zeros(3)
-
-
 def ends(rule: LocalRule, algorithm: str = "plain", kind: str = "mlp") -> torch.Tensor:
     """The model after three rounds of the sequential engine, in float64."""
     return ended(SequentialEngine, algorithm, rule, kind)
@@ -138,7 +130,6 @@ def test_options_of_sgd_are_those_of_torch_with_any_engine(option: str) -> None:
         (["local.optimizer=sgd", "local.optimizer.beta1=0.5"], 'needs local.optimizer = "adam"'),
         ([f"local.optimizer={OWN}:momentum", "preset=scaffold"], "only SGD's steps give back"),
         ([f"local.optimizer={OWN}:momentum", "local.engine=batched"], "steps on the parameters of one client"),
-        ([f"local.optimizer={OWN}:Forgetting"], r"Forgetting gives .* the shape \(3,\)"),
         ([f"local.optimizer={OWN}:nothing"], "has no step"),
         ([f"local.optimizer={OWN}:Failing"], "test_own_optimizers.py:.*ZeroDivisionError: no such number"),
     ],

@@ -25,19 +25,16 @@ from fedmpi import UserError, server_optimizer
 from fedmpi.common.errors import RanksDisagree
 from fedmpi.common.plan import Plan
 from fedmpi.config import load_config
-from fedmpi.core import experiment
 from fedmpi.core.experiment import Experiment, facts_of_run
 from fedmpi.core.loop import Simulation
 from fedmpi.data.opening import open_store
 from fedmpi.local.sequential import SequentialEngine
-from fedmpi.mediators import relay
 from fedmpi.mpi import Cluster
 from fedmpi.process.exit_codes import run_guarded
 from tests.mpi.launch import run_mpi
 from tests.quick_end import end_quickly
 
 FEDAVG = "preset=fedavg clients.count=7 rounds=2 local.engine=sequential logging.tensorboard=false"
-ASTRAEA = "preset=astraea clients.count=6 topology.clients_per_mediator=3 topology.epochs=2 logging.tensorboard=false"
 Patch = pytest.MonkeyPatch
 pytestmark = pytest.mark.timeout(300)
 
@@ -59,12 +56,6 @@ def gpu_on_one(rank: int, patch: Patch) -> None:
         patch.setattr(torch.cuda, "set_device", lambda device: None)
 
 
-def another_layout(rank: int, patch: Patch) -> None:
-    """Rank 1 takes rank 0 for a worker, the others do not: some clients are trained twice, others never."""
-    patch.setattr(experiment, "shares_data", lambda *_: True)
-    patch.setattr(experiment, "server_trains", lambda *_: rank == 1)
-
-
 def last_client_left_out(rank: int, patch: Patch) -> None:
     own = SequentialEngine.train
     patch.setattr(
@@ -72,16 +63,6 @@ def last_client_left_out(rank: int, patch: Patch) -> None:
         "train",
         lambda engine, tasks, *others: own(engine, tasks[:-1] if rank == 2 else tasks, *others),
     )
-
-
-def visited_once_too_often(rank: int, patch: Patch) -> None:
-    own = relay._Relay.visit
-
-    def visit(*about: Any) -> None:
-        own(*about)
-        about[-1].visits += rank == 2
-
-    patch.setattr(relay._Relay, "visit", visit)
 
 
 def changed_after_round_0(change: Callable[[Simulation], None]) -> Callable[[int, Patch], None]:
@@ -102,14 +83,7 @@ variate = changed_after_round_0(
 OTHER_MODELS = r"the models of ranks \[2\] differ from that of rank 0 after round \d"
 SCENARIOS: dict[str, tuple[str, Callable[[int, Patch], None] | None, str, str]] = {
     "GPU": (FEDAVG, gpu_on_one, "UserError", r"the device is cpu on rank 0 \(.*\) and cuda on rank 2 "),
-    "layout": (
-        f"{FEDAVG} cluster.server_trains=never",
-        another_layout,
-        "RanksDisagree",
-        r"round 0: 7 participants are planned, but the ranks took \d+ for theirs",
-    ),
     "left out": (FEDAVG, last_client_left_out, "RanksDisagree", "7 participants have samples .*, but 6 were trained"),
-    "visits": (ASTRAEA, visited_once_too_often, "RanksDisagree", "12 visits of mediators are planned, .* were 1[3-9]"),
     "another model": (f"{FEDAVG} checkpoint.every=1", last_bit, "RanksDisagree", rf"{OTHER_MODELS}; do the CPUs"),
     "another vector of the server": (
         f"{FEDAVG} checkpoint.every=1 local.algorithm=scaffold server.weights=uniform",

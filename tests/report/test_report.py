@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import csv
 import json
-import os
 import re
 import sys
 from pathlib import Path
@@ -195,18 +194,6 @@ def test_a_method_has_one_color_and_its_variants_have_other_dashes() -> None:
     assert len(set(colors)) == 4 and dashes == [DASHES[0], DASHES[0], DASHES[1], DASHES[0], DASHES[0]]
     colors, dashes = styles([f"lr = {rate}" for rate in range(16)])
     assert len({*zip(colors, map(tuple, dashes), strict=True)}) == 16
-
-
-def test_odd_folder_names_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    good, bad = tmp_path / os.fsdecode(b"run-\xff"), tmp_path / "bad"
-    for folder in (good, bad):
-        folder.mkdir()
-        (folder / "config.toml").write_text('preset = "fedavg"\nrounds = 9\n')
-    (good / "metrics.jsonl").write_text('{"round": 0, "samples": 9, "seconds": 0.1}\n')
-    monkeypatch.setattr("fedmpi.report.page.drawing_library", lambda: "")
-    write_report([tmp_path], tmp_path / "report.html")
-    page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "they have no record of a round: bad</li>" in page and '"name":"run-?"' in page
 
 
 def test_the_page_holds_its_data_and_asks_for_nothing(contents: dict[str, Any], shown: Shown) -> None:
