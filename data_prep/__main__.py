@@ -152,22 +152,22 @@ def _about_option(name: str, field: FieldInfo) -> str:
 @app.command("prepare", help=HELP_PREPARE, context_settings=OPEN)
 def prepare(
     context: typer.Context,
-    dataset: Annotated[
-        str, typer.Argument(metavar="DATASET", help="A name that `list` shows, or module:reader of yours.")
-    ],
+    dataset: Annotated[str, typer.Argument(metavar="DATASET", help="A name that `list` shows, or your module:reader.")],
     partition: Annotated[str, typer.Option(metavar="NAME", help="Assignment of samples to clients.")],
-    out: Annotated[Path, typer.Option(metavar="DIR", parser=named_folder, help="The folder to write.")],
-    clients: Annotated[int | None, typer.Option(metavar="N", help="Clients; some partitions count them.")] = None,
-    shards: Annotated[int, typer.Option(metavar="S", min=1, help="Training shards.")] = 8,
+    out: Annotated[Path, typer.Option(metavar="DIR", parser=named_folder, help="Output folder.")],
+    clients: Annotated[
+        int | None, typer.Option(metavar="N", help="Number of clients, if the partition needs it.")
+    ] = None,
+    shards: Annotated[int, typer.Option(metavar="S", min=1, help="Number of training shards.")] = 8,
     seed: Annotated[int, typer.Option(metavar="N", min=0, max=2**64 - 1, help="Seed of the partition.")] = 0,
-    raw: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the official files are.")] = None,
+    raw: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder with the official files.")] = None,
     download: Annotated[bool, typer.Option("--download", help="Fetch the files from their official address.")] = False,
     val: Annotated[
         float, typer.Option(metavar="FRACTION", min=0, max=0.99, help="Share of every client kept for validation.")
     ] = 0.0,
     strict: Annotated[bool, typer.Option("--strict", help="Reject rows that cannot be read.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier preparation in DIR.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the names and options, write nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check names and options; write nothing.")] = False,
 ) -> None:
     """Replaced by HELP_PREPARE."""
     data, scheme = data_set(dataset), resolve("partition", partition)
@@ -200,9 +200,9 @@ def prepare(
 @app.command("augment", context_settings=OPEN)
 def augment(
     context: typer.Context,
-    folder: Annotated[Path, typer.Argument(metavar="SHARDS", help="A prepared folder of images.")],
-    out: Annotated[Path, typer.Option(metavar="DIR", parser=named_folder, help="The folder to write.")],
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the runs whose copies these are.")] = 0,
+    folder: Annotated[Path, typer.Argument(metavar="SHARDS", help="Folder of prepared images.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", parser=named_folder, help="Output folder.")],
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the runs that will use the copies.")] = 0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier preparation in DIR.")] = False,
 ) -> None:
     """Store the augmented copies of scarce classes (Astraea).

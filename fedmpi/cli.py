@@ -34,7 +34,7 @@ app = typer.Typer(
 # ClickException of the copy of click that typer uses.
 CommandLineError: type[Exception] = typer.BadParameter.__mro__[2]
 
-ConfigFile = Annotated[Path | None, typer.Argument(metavar="[CONFIG.toml]", help="The configuration file.")]
+ConfigFile = Annotated[Path | None, typer.Argument(metavar="[CONFIG.toml]", help="TOML configuration.")]
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Override one key.")]
 
 
@@ -68,7 +68,7 @@ def train(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="RUN", parser=named_folder, help="Folder of the run.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run that RUN holds, if any.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in RUN, if there is one.")] = False,
 ) -> int:
     """Train a model: one process, or many under mpiexec or srun.
 
@@ -107,9 +107,11 @@ def _train(interrupt: Interrupt | None, loaded: Config, folder: Path, resume: bo
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or folders that hold some.")],
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The page.")] = Path("report.html"),
-    title: Annotated[str, typer.Option("--title", metavar="TEXT", help="Title of the page.")] = "",
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or folders that contain runs.")
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Output file.")] = Path("report.html"),
+    title: Annotated[str, typer.Option("--title", metavar="TEXT", help="Title of the report.")] = "",
 ) -> None:
     """Write an HTML page that shows and compares runs. It opens without a network.
 
@@ -123,11 +125,13 @@ def report(
 
 @app.command()
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
-    form: Annotated[str, typer.Option("--format", metavar="FORM", help="safetensors, torchscript or onnx.")],
-    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="The file [RUN/model.onnx, .pt].")] = None,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
+    form: Annotated[str, typer.Option("--format", metavar="FORM", help="Format: safetensors, torchscript or onnx.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Output file [RUN/model.onnx, .pt].")
+    ] = None,
 ) -> None:
-    """Export a run's final model for other programs. The results of the file are compared with the model's.
+    """Export a run's final model for other programs. The command compares the outputs of file and model.
 
     Example: fedmpi export runs/first --format onnx
     """
@@ -140,8 +144,10 @@ def export(
 
 @app.command()
 def watch(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
-    interval: Annotated[float, typer.Option("--interval", metavar="S", help="Seconds between plain lines.")] = 2.0,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
+    interval: Annotated[
+        float, typer.Option("--interval", metavar="S", help="Seconds between two lines of plain output.")
+    ] = 2.0,
 ) -> None:
     """Follow a run from another terminal. Ctrl-C stops the command, not the run.
 
@@ -155,21 +161,21 @@ def watch(
 @app.command()
 def sweep(
     context: typer.Context,
-    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="A configuration with a table [sweep].")],
+    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="TOML configuration with a table [sweep].")],
     settings: Settings = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", parser=named_folder, help="Folder of all runs.")
     ] = None,
-    index: Annotated[int | None, typer.Option("--index", metavar="I", help="Only this run, from 0 on.")] = None,
-    jobs: Annotated[int, typer.Option("--jobs", metavar="N", min=1, help="Runs at work at the same time.")] = 1,
-    ranks: Annotated[int, typer.Option("--ranks", metavar="R", min=1, help="Ranks of every run.")] = 1,
+    index: Annotated[int | None, typer.Option("--index", metavar="I", help="Start only run I, counted from 0.")] = None,
+    jobs: Annotated[int, typer.Option("--jobs", metavar="N", min=1, help="Number of concurrent runs.")] = 1,
+    ranks: Annotated[int, typer.Option("--ranks", metavar="R", min=1, help="Number of ranks per run.")] = 1,
     prepare_only: Annotated[bool, typer.Option("--prepare", help="Only prepare the shards.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check and list the runs.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and list the runs; start none.")] = False,
 ) -> int:
     """Run all runs of a sweep file. If you repeat the command, the sweep resumes.
 
     Finished runs are skipped. A failing run does not stop the others: the exit code is then 1, and 75 after a signal.
-    With --index under mpiexec or srun the ranks belong to the one run, as with fedmpi train.
+    With --index under mpiexec or srun, all ranks work on the selected run, as with fedmpi train.
 
     Example: fedmpi sweep docs/examples/sweep.toml --out runs/sweep --dry-run
     """
@@ -213,24 +219,28 @@ def sweep(
 
 @app.command()
 def compare(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or folders that hold them.")],
-    by: Annotated[str | None, typer.Option("--by", metavar="KEY,...", help="Keys that distinguish groups.")] = None,
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or folders that contain runs.")
+    ],
+    by: Annotated[str | None, typer.Option("--by", metavar="KEY,...", help="Keys that define the rows.")] = None,
     metric: Annotated[
-        str | None, typer.Option("--metric", metavar="KEY", help="Key of the records [test_accuracy].")
+        str | None, typer.Option("--metric", metavar="KEY", help="Record key to compare [test_accuracy].")
     ] = None,
     target: Annotated[
-        float | None, typer.Option("--target", metavar="X", help="A value to reach; from above where less is better.")
+        float | None, typer.Option("--target", metavar="X", help="Target value; for losses, the value to fall below.")
     ] = None,
     reference: Annotated[
-        str | None, typer.Option("--reference", metavar="NAME", help="Group to compare with [the first].")
+        str | None, typer.Option("--reference", metavar="NAME", help="Reference row [the first].")
     ] = None,
     last: Annotated[int, typer.Option("--last", metavar="N", min=1, help="Average over the last N rounds.")] = 1,
-    csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the numbers, too.")] = None,
-    latex: Annotated[Path | None, typer.Option("--latex", metavar="FILE", help="Write the tables, too.")] = None,
+    csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Also write the numbers to FILE.")] = None,
+    latex: Annotated[
+        Path | None, typer.Option("--latex", metavar="FILE", help="Also write the tables to FILE.")
+    ] = None,
 ) -> None:
     """Compare runs over seeds, with corrected confidence intervals.
 
-    Runs on other data are not compared with one another; unfinished runs are listed.
+    Runs on different data appear in separate tables. Unfinished runs are listed but not compared.
 
     Example: fedmpi compare runs/sweep --reference FedAvg --target 0.9
     """
@@ -248,7 +258,7 @@ def compare(
 
 @app.command("presets")
 def list_presets() -> None:
-    """List the published methods, each with paper and example.
+    """List all presets: published methods, variants and baselines, each with paper and example.
 
     Example: fedmpi presets
     """
@@ -269,9 +279,11 @@ def _listed(table: dict[str, Any]) -> str:
 @app.command("components")
 def list_all_components(
     choice: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="One component: a name or module:object.")
+        str | None, typer.Argument(metavar="[NAME]", help="Show only this component: a name or module:object.")
     ] = None,
-    kind: Annotated[str | None, typer.Option("--kind", metavar="KIND", help='Only these, e.g. "data sampler".')] = None,
+    kind: Annotated[
+        str | None, typer.Option("--kind", metavar="KIND", help='List only this kind, e.g. "data sampler".')
+    ] = None,
 ) -> None:
     """List all components with their options. Each has kind, name, defaults and source.
 
@@ -293,12 +305,10 @@ def list_all_components(
 
 @app.command()
 def check(
-    choice: Annotated[
-        str, typer.Argument(metavar="NAME", help="A component: module:object of yours, or a built-in name.")
-    ],
+    choice: Annotated[str, typer.Argument(metavar="NAME", help="Your component as module:object, or a built-in name.")],
     settings: Settings = None,
-    kind: Annotated[str | None, typer.Option("--kind", metavar="KIND", help="Where its name does not say.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Without the run that continues on 2, 3 ranks.")] = False,
+    kind: Annotated[str | None, typer.Option("--kind", metavar="KIND", help="Kind, if it has no decorator.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Skip the runs on 2 and 3 ranks.")] = False,
 ) -> int:
     """Check whether a component satisfies its interface. The exit code is 1 if one check fails.
 
@@ -317,7 +327,7 @@ def check(
 def show_config(
     config: ConfigFile = None,
     settings: Settings = None,
-    help_keys: Annotated[bool, typer.Option("--help-keys", help="Explain every key instead.")] = False,
+    help_keys: Annotated[bool, typer.Option("--help-keys", help="Print all keys with their meaning instead.")] = False,
 ) -> None:
     """Print the complete configuration as TOML. Preset, file and --set are applied.
 
@@ -341,8 +351,8 @@ def show_config(
 @app.command()
 def inspect(
     shards: Annotated[str, typer.Argument(metavar="SHARDS", help='A folder of shards, or "digits".')],
-    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw it.")] = None,
-    verify: Annotated[bool, typer.Option("--verify", help="Check every file's sha256.")] = False,
+    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Write a figure to FILE.")] = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Check the SHA-256 of every file.")] = False,
 ) -> None:
     """Show clients, sizes, classes and heterogeneity of a data set.
 
@@ -361,10 +371,16 @@ def inspect(
 @app.command()
 def estimate(
     sizes: Annotated[str, typer.Option("--sizes", metavar="SHARDS", help='A folder of shards, or "digits".')],
-    epsilon: Annotated[float, typer.Option("--epsilon", metavar="E", help="ε of one size answer.")],
-    threshold: Annotated[int, typer.Option("--threshold", metavar="M", help="Answers lie in 1 … M - 1.")],
-    wanted: Annotated[int | None, typer.Option("--wanted", metavar="K", help="Samples a round [a tenth].")] = None,
-    participants: Annotated[int | None, typer.Option("--participants", metavar="m", help="Ask m clients only.")] = None,
+    epsilon: Annotated[float, typer.Option("--epsilon", metavar="E", help="ε of one size report.")],
+    threshold: Annotated[
+        int, typer.Option("--threshold", metavar="M", help="Size threshold: sizes are clipped to M - 1.")
+    ],
+    wanted: Annotated[
+        int | None, typer.Option("--wanted", metavar="K", help="Sample budget per round [a tenth of the samples].")
+    ] = None,
+    participants: Annotated[
+        int | None, typer.Option("--participants", metavar="m", help="Number of clients queried [all].")
+    ] = None,
 ) -> None:
     """Show the error of private size reports, to choose M and ε.
 
@@ -384,15 +400,18 @@ def estimate(
 def submit(
     config: ConfigFile = None,
     settings: Settings = None,
-    nodes: Annotated[int, typer.Option("--nodes", metavar="N", min=1, help="Nodes.")] = 1,
+    nodes: Annotated[int, typer.Option("--nodes", metavar="N", min=1, help="Number of nodes.")] = 1,
     ranks: Annotated[int, typer.Option("--ranks-per-node", metavar="R", min=1, help="Ranks per node.")] = 1,
     gpus: Annotated[int, typer.Option("--gpus-per-node", metavar="G", min=0, help="GPUs per node.")] = 0,
-    limit: Annotated[str, typer.Option("--time", metavar="T", help="Time limit, as sbatch reads it.")] = "01:00:00",
-    array: Annotated[str, typer.Option("--array", metavar="SPEC", help="As sbatch's; %a is a task's number.")] = "",
+    limit: Annotated[str, typer.Option("--time", metavar="T", help="Time limit in sbatch's format.")] = "01:00:00",
+    array: Annotated[
+        str,
+        typer.Option("--array", metavar="SPEC", help="Array in sbatch's format; %a in a value is the task index."),
+    ] = "",
     out: Annotated[Path | None, typer.Option("--out", metavar="RUN", help="Folder of the run.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script, submit nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script and submit nothing.")] = False,
     scripts: Annotated[
-        Path | None, typer.Option("--scripts", metavar="DIR", help="Write the scripts for use by hand there instead.")
+        Path | None, typer.Option("--scripts", metavar="DIR", help="Write the job scripts to DIR and submit nothing.")
     ] = None,
 ) -> None:
     """Submit a training run to SLURM. It resumes after time limits, and RUN contains its script.

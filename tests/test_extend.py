@@ -26,21 +26,24 @@ PARTS: dict[str, tuple[str, dict[str, Any]]] = {
     "sampler:loudest": ("clients.sampler", {"clients.sampler.keep": 0.8}),
     "two_stage_sampler:Steepest": ("clients.sampler", {"clients.sampler.candidates": 7}),
     "rare_first:rare_first": ("samples.sampler", {"samples.sampler.share": 0.3}),
+    "coin:coin": ("samples.sampler", {"samples.sampler.share": 0.3}),
     "algorithm:Scaffold": ("local.algorithm", {}),
     "local_optimizer:nesterov": ("local.optimizer", {"local.optimizer.momentum": 0.9}),
     "loss:squared": ("task.loss", {}),
     "weights:power": ("server.weights", {"server.weights.exponent": 0.25}),
+    "harder:Harder": ("server.weights", {}),
     "signs:signs": ("server.aggregator", {"server.aggregator.length": 0.01}),
+    "median_clip:MedianClip": ("server.aggregator", {}),
     "server_optimizer:Averaged": ("server.optimizer", {"server.optimizer.beta": 0.3}),
     "availability:in_turns": ("clients.availability", {"clients.availability.others": 0.6}),
-    "scheduling:dealt": ("topology.scheduling", {"topology.scheduling.apart": False}),
+    "scheduling:spread": ("topology.scheduling", {"topology.scheduling.alternate": False}),
     "model:narrow": ("model.name", {"model.width": 9}),
 }
 BESIDE: dict[str, dict[str, Any]] = {
-    "scheduling:dealt": {"topology": "mediators", "topology.clients_per_mediator": 2},
+    "scheduling:spread": {"topology": "mediators", "topology.clients_per_mediator": 2},
 }
 """Settings that a component needs."""
-METRICS: dict[str, dict[str, Any]] = {"metric:coverage": {"task.metrics.least": 0.2}}
+METRICS: dict[str, dict[str, Any]] = {"metric:coverage": {"task.metrics.least": 0.2}, "lowest_recall:LowestRecall": {}}
 PREPARED: dict[str, dict[str, Any]] = {
     "data_set:waves": {"noise": 0.1},
     "partition:home_class": {"share": 0.9},
@@ -51,7 +54,8 @@ KINDS = {
     "local_optimizer:nesterov": "local optimizer",
     "loss:squared": "loss",
     "metric:coverage": "metric",
-    "scheduling:dealt": "scheduling",
+    "lowest_recall:LowestRecall": "metric",
+    "scheduling:spread": "scheduling",
     "partition:home_class": "partition",
     "availability:in_turns": "availability",
     "source:clouds": "data source",
@@ -129,9 +133,9 @@ def test_the_pages_source_makes_the_data_of_a_run(examples: None) -> None:
 def test_the_pages_test_has_the_checks_of_its_components(examples: None) -> None:
     names: dict[str, Any] = {}
     exec(TESTED, names)
-    [mark] = names["test_my_parts"].pytestmark
+    [mark] = names["test_my_components"].pytestmark
     assert len(mark.args[1]) > 5
-    names["test_my_parts"](mark.args[1][0])
+    names["test_my_components"](mark.args[1][0])
 
 
 @pytest.mark.parametrize("script", ["own_data", "own_sampler"])

@@ -150,21 +150,21 @@ def draw_astraea(
     Parameters
     ----------
     variant : str
-        Row of Table I.
+        Data set of Table I.
     size_law : str
-        Distribution of uneven sizes, which are at least one sample.
+        Distribution of uneven sizes; each client has at least one sample.
     shape : float
         Sigma (lognormal), tail index (pareto) or exponent (zipf).
     alpha : float
-        Concentration of the random local mixes.
+        Concentration of random class mixes.
     digit_weight : float
         Frequency of a digit among letters, relative to a mean letter; the paper does not state it.
     skew : float
-        Power of unequal class totals: 0 makes them equal.
+        Exponent of unequal class totals; 0 makes them equal.
     total : int
-        Training samples of all clients; 0 is the most that the class totals allow.
+        Training samples of all clients; 0 uses as many as the class totals allow.
     test_total : int
-        Test samples, equally many per class; 0 is the most that the test part allows.
+        Test samples, equally many per class; 0 uses as many as the test set allows.
     """
     row, stock, generator, clients = VARIANTS[variant], request.stock, request.generator, request.clients or 1
     shares = class_shares(row.totals, request.classes, request.class_names, stock, digit_weight, skew)

@@ -50,13 +50,13 @@ def draw_dirichlet(
     Parameters
     ----------
     alpha : float
-        Concentration; small means few classes per client.
+        Concentration α; a small α gives few classes per client.
     by : {"class", "client"}
-        What is drawn from the Dirichlet distribution.
+        Draw the clients' shares of each class (class), or the class mix of each client (client).
     empty : {"fill", "keep"}
-        Clients without a sample: give each one random row of the largest clients, or keep them empty.
+        Clients without samples: move one random sample of the largest clients to each (fill), or keep them empty.
     redraws : int
-        Largest number of repeated draws while a client is empty.
+        Largest number of new draws while a client is empty.
     """
     if by == "client":
         sizes = even_sizes(len(request.labels), request.enough)
@@ -84,7 +84,7 @@ def draw_label_shards(
     classes_per_client : int
         Number c of classes of a client.
     surplus : {"drop", "keep"}
-        Rows that fill no shard: drop them, or share them among the shards of their class (slightly uneven sizes).
+        Samples that fill no shard: drop them, or share them among the shards of their class (slightly uneven sizes).
     """
     clients, present = request.enough, request.stock
     if classes_per_client > np.count_nonzero(present):

@@ -1,18 +1,19 @@
-"""A scheduling of mediators: topology.scheduling = "scheduling:dealt"."""
+"""A scheduling of mediators: topology.scheduling = "scheduling:spread"."""
 
 import numpy as np
 
 
-def dealt(class_counts, most, generator, target, *, apart: bool = True) -> np.ndarray:
+def spread(class_counts, clients_per_mediator, generator, target, *, alternate: bool = True) -> np.ndarray:
     """Sort clients by their largest class and assign them to as few mediators as possible.
 
     Parameters
     ----------
-    apart : bool
-        Whether neighbors in that order go to different mediators.
+    alternate : bool
+        Assign neighbors in that order to different mediators.
     """
     order = np.argsort(class_counts.argmax(axis=1), kind="stable")
     place = np.arange(len(order))
+    mediators = -(-len(order) // clients_per_mediator)
     mediator = np.empty(len(order), np.int64)
-    mediator[order] = place % -(-len(order) // most) if apart else place // most
+    mediator[order] = place % mediators if alternate else place // clients_per_mediator
     return mediator

@@ -1,6 +1,6 @@
 """Draw clients.svg: the distribution of a run's client scores, and the last scores against size, use and label mix.
 
-python docs/figures/clients.py runs/served
+python docs/figures/clients.py runs/per-client
 """
 
 import sys

@@ -119,20 +119,6 @@ def astraea() -> Figure:
     return figure
 
 
-def fedavg() -> Figure:
-    """Learning curves of FedAvg on two partitions of MNIST."""
-    figure = Figure(figsize=(6, 3), layout="constrained")
-    axes = figure.subplots()
-    rounds = (1, 5, 10, 20, 30, 40, 50)
-    for name, style in (("IID", "-"), ("Dirichlet(0.1)", "--")):
-        values = [float(rows("mnist_fedavg", f"round {at}")[name]["value"]) for at in rounds]
-        axes.plot(rounds, values, f"o{style}", color=COLORS["FedAvg"], label=name)
-    axes.set(xlabel="round", ylabel="test accuracy", title="FedAvg on MNIST, 100 clients, one seed")
-    axes.legend(frameon=False)
-    axes.grid(color="0.9")
-    return figure
-
-
 def served() -> Figure:
     """Accuracy over clients, before and after fine-tuning."""
     figure = Figure(figsize=(7.2, 3.4), layout="constrained")
@@ -152,7 +138,6 @@ def main() -> None:
         "fedsso_fig3": fedsso,
         "fedstas_fig2": fedstas,
         "astraea_fig4_5": astraea,
-        "mnist_fedavg": fedavg,
         "clients_served": served,
     }
     for name, draw in drawn.items():

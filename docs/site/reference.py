@@ -83,6 +83,16 @@ class DataOptions(Made):
             yield f"| `{flag(name)}` | {_cell(field.description or '')} |"
 
 
+class PartitionOptions(Made):
+    """Every option of the partitions."""
+
+    def lines(self) -> Iterator[str]:
+        yield from ("| partition | option | default | meaning |", "|---|---|---|---|")
+        for part in components("partition"):
+            for name, field in part.fields.items():
+                yield f"| `{part.name}` | `{flag(name)}` | {_default(field)} | {_cell(field.description or '')} |"
+
+
 class Components(Made):
     """Every built-in component with its options."""
 
@@ -92,7 +102,7 @@ class Components(Made):
             yield from ("", f"## {kind}", "", "| name | | options |", "|---|---|---|")
             for part in found:
                 if part.kind == kind:
-                    options = ", ".join(f"`{name}` = {_default(field)}" for name, field in part.own_options.items())
+                    options = ", ".join(f"`{name}` = {_default(field)}" for name, field in part.own.items())
                     yield f"| `{part.name}` | {_cell(part.title)} | {_cell(options)} |"
 
 
@@ -140,7 +150,8 @@ def _led_inside(text: str, place: Path, docs: Path) -> str:
 
 def setup(app: Any) -> dict[str, bool]:
     """The directives, and links out of docs."""
-    directives = {"commands": Commands, "keys": Keys, "components": Components, "data-options": DataOptions}
+    directives: dict[str, type[Made]] = {"commands": Commands, "keys": Keys, "components": Components}
+    directives |= {"data-options": DataOptions, "partition-options": PartitionOptions}
     for name, made in directives.items():
         app.add_directive(f"fedmpi-{name}", made)
     app.connect("source-read", _read)

@@ -112,8 +112,8 @@ def opening_lines(experiment: Experiment, folder: Path | None) -> list[str]:
     config, sizes = experiment.config, experiment.data.sizes
     what = [f"preset {config.preset}"] if config.preset else []
     what += [f"{len(sizes):,} clients, {int(sizes.sum()):,} samples of {config.data.source.name}"]
-    what += [f"{config.model.name} of {experiment.model.size:,} values", f"{config.rounds:,} rounds"]
-    what += [f"into {folder}"] if folder is not None else []
+    what += [f"{config.model.name} with {experiment.model.size:,} parameters", f"{config.rounds:,} rounds"]
+    what += [f"output: {folder}"] if folder is not None else []
     if in_memory(config.data.source.choice):  # folders were described when prepared
         return ["; ".join(what), *_data_lines(experiment), *remarks(flat_table(config))]
     return ["; ".join(what), *remarks(flat_table(config))]

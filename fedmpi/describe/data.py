@@ -48,6 +48,7 @@ def label_measures(count_blocks: Callable[[], Iterable[Counts]]) -> dict[str, An
 def store_facts(store: ShardStore, verified: bool = False) -> list[tuple[str, str]]:
     """Return the rows of the table of a data set, name and value; means are over clients, each counted once."""
     manifest, sizes, held_out = store.manifest, store.sizes, store.validation_offsets
+    shards = len(manifest.train)
     options = ", ".join(f"{key}={value}" for key, value in manifest.partition_options.items())
     owners = "" if held_out is None else f" of {np.count_nonzero(np.diff(held_out)):,} clients"
     low, first, median, third, high = np.percentile(sizes, (0, 25, 50, 75, 100))
@@ -55,7 +56,7 @@ def store_facts(store: ShardStore, verified: bool = False) -> list[tuple[str, st
         ("data set", manifest.dataset),
         *manifest.facts(),
         ("partition", f"{manifest.partition}{f' ({options})' if options else ''}, seed {manifest.seed}"),
-        ("clients", f"{len(sizes):,} in {len(manifest.train):,} shards; {(sizes == 0).sum():,} hold no sample"),
+        ("clients", f"{len(sizes):,} in {shards:,} shard{'s' * (shards > 1)}; {(sizes == 0).sum():,} without samples"),
         ("samples", manifest.parts + owners),
         ("left out", f"{manifest.dropped:,} by the partition, {manifest.skipped:,} could not be read"),
         ("sizes", f"min {low:g}, quartiles {first:g} | {median:g} | {third:g}, max {high:g}, mean {sizes.mean():.4g}"),

@@ -48,7 +48,7 @@ class RoundDisplay:
         elif now - self._shown >= self._interval or done == self._rounds:
             times, seconds = [], now - self._started
             if done == self._rounds:
-                times = [f"{readable_duration(seconds)} in all"]
+                times = [f"total {readable_duration(seconds)}"]
             elif self._shown > 0:  # the first line has nothing to estimate from
                 times = [f"{readable_duration(seconds / max(1, done - self._first) * (self._rounds - done))} left"]
             self._shown = now
@@ -106,7 +106,7 @@ def show_summary(summary: Record, folder: str) -> None:
         "wall time": readable_duration(summary["wall_seconds"]),
         "ranks": summary["ranks"],
         "simulated traffic": f"{summary['bytes_total'] / 1e6:.1f} MB",
-        "moved by MPI": f"{summary['mpi_bytes']['total'] / 1e6:.1f} MB",
+        "MPI traffic": f"{summary['mpi_bytes']['total'] / 1e6:.1f} MB",
     }
     if "target_accuracy" in summary:
         reached = summary["rounds_to_target"]

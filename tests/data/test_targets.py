@@ -45,7 +45,7 @@ def test_a_folder_is_inspected_without_classes(tmp_path: Path):
     arrays("tokens").save(tmp_path / "out")
     facts = dict(store_facts(open_store(tmp_path / "out", verify=True)))
     assert facts["target"] == "the token at each of 4 positions, one of 9"
-    assert "1 hold no sample" in facts["clients"] and "classes per client" not in facts
+    assert "1 without samples" in facts["clients"] and "classes per client" not in facts
     with pytest.raises(UserError, match="no class each"):
         open_store(tmp_path / "out").class_counts()
 
