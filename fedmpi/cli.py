@@ -258,7 +258,7 @@ def compare(
 
 @app.command("presets")
 def list_presets() -> None:
-    """List all presets: published methods, variants and baselines, each with paper and example.
+    """List all presets, each with paper and example.
 
     Example: fedmpi presets
     """
