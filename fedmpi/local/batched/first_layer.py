@@ -173,13 +173,14 @@ class FirstLinear(Linear):
     drift: Drift
     ahead: ProductsAhead
 
-    def multiply(self) -> None:
+    def multiply(self) -> bool:
         if self.ahead.on:
             self.ahead.forward(self.output)
         elif self.drift.on:  # the output contains the samples' products with v
             self.output.baddbmm_(self.x, self.transposed, beta=self.drift.shift, alpha=self.drift.scale)
         else:
-            super().multiply()
+            return super().multiply()
+        return False
 
     def learn(self, gradient: Tensor) -> None:
         if self.ahead.on:

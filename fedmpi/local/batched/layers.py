@@ -187,10 +187,16 @@ class Biased(Layer):
         if slot is not None:
             self.bias, self.bias_target = place.parameter(slot, *shape)
             self.bias_gradient = place.take("bias", place.clients, *shape)
+            self.fused = not by_numpy(self.bias)  # on a GPU a kernel more costs more than its work
+            self._ones = place.take("ones", place.clients * self.fused, 1, place.rows).fill_(1)
 
     def learn_bias(self, gradient: Tensor, axis: int) -> None:
         """Update the bias by the sum of a gradient over an axis."""
-        if self.bias is not None:
+        if self.bias is None:
+            return
+        if self.fused and axis == 1:
+            self.step.product(self.bias_target, self._ones, gradient)
+        else:
             self.step.plain(self.bias_target, torch.sum(gradient, axis, keepdim=True, out=self.bias_gradient))
 
 
@@ -211,8 +217,7 @@ class Linear(Biased):
         self.input_gradient = place.take("gradient", 0 if place.first else place.clients, place.rows, self.inputs)
 
     def forward(self) -> None:
-        self.multiply()
-        if self.bias is not None:
+        if not self.multiply() and self.bias is not None:
             self.output.add_(self.bias)
 
     def backward(self, gradient: Tensor) -> Tensor:
@@ -222,9 +227,13 @@ class Linear(Biased):
         self.learn_bias(gradient, 1)
         return self.input_gradient
 
-    def multiply(self) -> None:
-        """Write x Wᵀ to the output."""
+    def multiply(self) -> bool:
+        """Write x Wᵀ to the output; return True if the bias is added as well."""
+        if self.bias is not None and self.fused:
+            torch.baddbmm(self.bias, self.x, self.transposed, out=self.output)
+            return True
         torch.bmm(self.x, self.transposed, out=self.output)
+        return False
 
     def learn(self, gradient: Tensor) -> None:
         """Apply the weights' gradient, the product of the output's gradient and x."""
