@@ -282,8 +282,8 @@ def _register(data: DataSet) -> None:
     read.__name__ = read.__qualname__ = data.name
     read.__annotations__ = {name: Annotated[field.annotation, field] for name, field in options.items()}
     read.__signature__ = Signature([*positional, *keywords])  # type: ignore[attr-defined]
-    size = "data of your own" if data.samples == "yours" else data.size
-    files = f"; --raw names {data.files}" if data.files else ""
+    size = "your own data" if data.samples == "yours" else data.size
+    files = f"; --raw: {data.files}" if data.files else ""
     read.__doc__ = f"{size[:1].upper()}{size[1:]}{files}."
     register("data set", data.name)(read)
 

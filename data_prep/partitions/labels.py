@@ -27,7 +27,7 @@ _CLIENTS_AT_ONCE = 1 << 16  # bounds the memory of the draws
 
 @register("partition", "iid")
 def draw_iid(request: Request) -> Partition:
-    """Rows are permuted uniformly at random and cut into N clients whose sizes differ by at most one."""
+    """Assign samples at random to N clients whose sizes differ by at most one."""
     sizes = even_sizes(len(request.labels), request.enough)
     return Partition(*iid(len(request.labels), sizes, request.generator))
 
@@ -72,7 +72,7 @@ def draw_dirichlet(
 def draw_label_shards(
     request: Request, *, classes_per_client: Count = 2, surplus: Literal["drop", "keep"] = "drop"
 ) -> Partition:
-    """Every client has exactly c classes in equal numbers, with sets of classes uniformly at random.
+    """Give every client exactly c random classes with equal numbers of samples.
 
     The data of every class are cut into shards of s samples, where s is the largest size that gives N c shards with at
     most N of one class. If there are more, the classes with the most shards lose some. The N c shards are assigned
@@ -144,7 +144,7 @@ def share_out(holds: Ints, present: Ints, slots: Ints, generator: np.random.Gene
 
 @register("partition", "label-sorted", by_label=True, counts_clients=True)
 def draw_label_sorted(request: Request, *, size: Count = 300) -> Partition:
-    """Rows are sorted by label and cut into clients of equal size; the remainder is dropped.
+    """Sort samples by label and cut them into clients of equal size; drop the remainder.
 
     Rows of one label are in random order. With ``--clients`` N, N random blocks are used.
 

@@ -83,7 +83,7 @@ def lognormal_sizes(clients: int, mean: float, sigma: float, law: str, generator
 def draw_lognormal(
     request: Request, *, mean: Positive = 2.0, sigma: NotNegative = 1.0, law: Literal["paper", "code"] = "paper"
 ) -> Partition:
-    """Sizes ~ LogNormal scaled to a mean, at least one; rows at random, scaled down if the data set is too small.
+    """Sizes ~ LogNormal scaled to a mean, at least one; random samples, scaled down if the data set is too small.
 
     FedSampling section 4.1 and its Figure 4 (sigma). If the sizes request fewer rows than there are, the other rows are
     dropped. `realized_mean` in the manifest is the mean of the drawn sizes.
@@ -115,7 +115,7 @@ def draw_lognormal(
 def draw_sizes(
     request: Request, *, law: SizeLaw = "pareto", shape: Positive = 1.5, mean: NotNegative = 0.0
 ) -> Partition:
-    """Sizes in proportion to random (lognormal, pareto) or ranked numbers (zipf, linear), at least one; rows at random.
+    """Sizes in proportion to random (lognormal, pareto) or ranked numbers (zipf, linear), at least one; random samples.
 
     Parameters
     ----------
@@ -139,7 +139,7 @@ def draw_sizes(
 
 @register("partition", "user", by_user=True, counts_clients=True)
 def draw_by_user(request: Request, *, min_samples: Count = 1) -> Partition:
-    """Every natural user of the data set is a client; with ``--clients`` N, N random users are used.
+    """Make every natural user a client; with ``--clients`` N, only N random users.
 
     Parameters
     ----------

@@ -32,7 +32,7 @@ def always(view: View) -> Floats:
 
 @register("availability", name="bernoulli")
 def with_probability(view: View, *, probability: Chance = 1.0) -> Floats:
-    """Every client with the same probability in every round.
+    """Make each client available with the same probability in every round.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ def with_probability(view: View, *, probability: Chance = 1.0) -> Floats:
 
 @register("availability", name="label-group")
 def by_label_group(view: View, *, by_label: Annotated[tuple[Chance, ...], Field(min_length=1)]) -> Floats:
-    """A probability for the clients of each most frequent class; of equally frequent ones, the lower class counts.
+    """Make each client available with a probability that depends on its most frequent class (in a tie, the lowest).
 
     Parameters
     ----------

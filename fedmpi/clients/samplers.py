@@ -194,7 +194,7 @@ def clustered_by_size(view: View) -> Cohort:
 
 @client_sampler(name="power-of-choice", measures=("loss",))
 class PowerOfChoice:
-    """The highest current losses among d candidates drawn by size (Cho et al. 2020, π_pow-d).
+    """Select the highest current losses among d candidates drawn by size (Cho et al. 2020, π_pow-d).
 
     Inclusion probabilities depend on losses that are not known beforehand, so none are given.
 

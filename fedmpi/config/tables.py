@@ -49,7 +49,7 @@ class DataTable(Table):
     verify: bool = False
     """Check the SHA-256 of every shard before training."""
     normalize: bool = True
-    """Standardize features by the data set's mean and deviation; false: bytes become [0, 1], other numbers stay."""
+    """Standardize features by the data set's mean and standard deviation; false: only scale bytes to [0, 1]."""
 
 
 class LoraTable(Table):
@@ -58,9 +58,9 @@ class LoraTable(Table):
     rank: Annotated[Count, Field(le=65_536)] = 4
     """r, rows of A and columns of B."""
     alpha: Positive = 8.0
-    """α: what the matrices add is multiplied by α / r."""
+    """α: the product of the matrices is multiplied by α / r."""
     targets: tuple[str, ...] = ()
-    """Linear layers that get such matrices: names as in the state dict, the ends of such names, or patterns (* and ?).
+    """Linear layers with such matrices: names as in the state dict, ends of these names, or patterns (* and ?).
     No names = all."""
 
 
@@ -86,8 +86,8 @@ class TaskTable(Table):
     """The task: its kind, loss and metrics."""
 
     kind: Literal["classification", "tokens", "multilabel", "regression"] = "classification"
-    """classification: one of C classes a sample; tokens: one at each of its positions, -1 where none counts (next word,
-    next character); multilabel: any of C labels; regression: numbers. The data say which they are for."""
+    """classification: one of C classes per sample; tokens: a class at each position, -1 at positions that do not count
+    (next word, next character); multilabel: any of C labels; regression: numbers. The data must have such targets."""
     loss: Annotated[Component, chooses("loss", "cross-entropy")] = Component("loss", "cross-entropy")
     """Loss. Classification and tokens: cross-entropy; label-smoothing (option smoothing). Multilabel: bce, binary
     cross-entropy of each label. Regression: mse. The first of each is the default. Or a custom
@@ -128,31 +128,30 @@ class ClientsTable(Table):
         Field(ge=1, le=1e6),
         not_with("devices", None),
     ] = 1.0
-    """Invite this many times the clients needed and take the first updates to arrive on the simulated clock (any of
-    those that arrive together)."""
+    """Invite this many times the required clients, and use the updates that arrive first in simulated time."""
     attack_fraction: Annotated[Share, not_with("attack", "none")] = 0.2
-    """Share of all clients that attack whenever they are selected."""
+    """Share of attackers among all clients; they attack whenever they are selected."""
 
 
 class SizeTable(Table):
     """Estimate of the total number of samples, Ñ, for Bernoulli samples."""
 
     estimate: Literal["exact", "randomized-response", "duchi", "piecewise"] = "exact"
-    """Estimation of the total size by the server: exactly, or from ε-LDP answers."""
+    """Source of the total size on the server: exact, or an estimate from ε-LDP size reports."""
     epsilon: Annotated[
         Positive,
         Field(ge=1e-6, le=500),
         PRIVATE,
     ] = 3.0
-    """ε of one client's size answer."""
+    """ε of one size report."""
     max_size: Annotated[Count, Field(ge=3), PRIVATE] = 300
-    """M: answers lie in 1 … M − 1; larger clients are clipped."""
+    """M: sizes are clipped to M − 1."""
     clip: Annotated[bool, only_with("samples.size.estimate", "randomized-response")] = True
-    """Clip sizes at M − 1 (paper), or answer unclipped as the published code does (no ε for larger clients)."""
+    """Clip sizes to M − 1 (paper); false: report larger sizes unclipped and without ε, as the published code does."""
     query: Literal["all", "selected"] = "all"
     """Clients that report their size."""
     reuse_reports: Annotated[bool, PRIVATE] = False
-    """Each client answers once and repeats that answer: ε is spent once."""
+    """Each client repeats its first report, so ε is spent once."""
 
 
 class SamplesTable(Table):
@@ -184,13 +183,12 @@ class LocalTable(Table):
     epochs: Annotated[Count, Field(le=10**5)] | None = None
     """E, passes over the local data. Give this or `steps`; default 1 epoch."""
     steps: Annotated[Count, Field(le=10**6)] | None = None
-    """Number of local steps, each on freshly drawn rows."""
+    """Number of local steps, each on newly drawn samples."""
     batch_size: Count | Literal["all"] = 10
     """B, or "all": the whole (sampled) local set as one batch."""
     drop_last: bool = False
-    """Leave out an epoch's last batch where it has fewer than B samples. A client with fewer samples than B keeps its
-    only batch. Where the model computes batch statistics (BatchNorm), a client with one sample does not train: it
-    counts as a client without samples."""
+    """Omit an epoch's last batch if it has fewer than B samples. A client with fewer samples than B keeps its only
+    batch. If the model has batch norm, a client with one sample does not train and counts as one without samples."""
     proximal_mu: NonNegative = 0.0
     """μ of FedProx (Li et al. 2020, Eq 2)."""
     engine: Literal["auto", "sequential", "batched"] = "auto"
@@ -258,8 +256,8 @@ class Norms(Table):
     refresh: WholeOrZero = 1
     """Rounds between two stratifications; 0 = once, before the first round."""
     refresh_clients: Annotated[Literal["all", "selected"], OF_GRADIENTS, not_with("clients.sampler.refresh", 0)] = "all"
-    """Clients whose gradients are measured again: all, or those selected in the previous round (the others' become
-    stale)."""
+    """Clients whose gradients are measured again: all, or those selected in the previous round (the others keep their
+    last gradient)."""
     projection_above: Annotated[Count, OF_GRADIENTS] = 20_000_000
     """Feature values (clients × parameters) above which a Johnson–Lindenstrauss projection is clustered instead."""
 
@@ -268,7 +266,7 @@ class Strata(Norms):
     """Grouping of the clients into strata."""
 
     initial_step: bool = False
-    """Round 0 is one step of every client, from which the strata are made, too (FedSSO, Algorithm 1, lines 1-3)."""
+    """Every client takes one step in round 0, and these steps give the strata (FedSSO, Algorithm 1, lines 1-3)."""
     clustering: Clustering = KMeansClustering()
     """Method that groups clients into strata: k-means, or OPTICS."""
     strata: Annotated[Count, only_with("clients.sampler.clustering", "kmeans")] = 10
@@ -281,7 +279,8 @@ class Residuals(Table):
     """Values that compression loses."""
 
     error_feedback: bool = False
-    """Clients add what was lost of their last update to the next. Memory and checkpoints hold a vector per client."""
+    """Clients add the part that compression removed from their last update to the next one. Memory and checkpoints
+    contain a vector per client."""
 
 
 SERVICES.update(norms=Norms, strata=Strata, residuals=Residuals)
@@ -298,7 +297,7 @@ class Mediators(Table):
 
     name: Literal["mediators"] = "mediators"
     clients_per_mediator: Count = 10
-    """γ, the size of the largest group."""
+    """γ, the largest number of clients per mediator."""
     epochs: Annotated[Count, Field(le=10_000)] = 1
     """E_m, number of visits of a mediator's model to its clients in a round."""
     regroup: Literal["once", "every-round"] = "every-round"
@@ -306,8 +305,8 @@ class Mediators(Table):
     clients.sampler = "all"); every-round: group each round's selected clients."""
     scheduling: Annotated[Component, chooses("scheduling", "greedy")] = Component("scheduling", "greedy")
     """Astraea's greedy KL (Algorithm 3); greedy followed by exchanges; random groups as a control; or a
-    custom "package.module:function": (class_counts (m, C), most, generator, target (C,)) -> mediator of each
-    selected client (m,), from 0."""
+    custom "package.module:function": (class_counts (m, C), clients_per_mediator, generator, target (C,)) -> mediator of
+    each selected client (m,), from 0."""
     target: Annotated[Literal["uniform", "test"], not_with("topology.scheduling", "random")] = "uniform"
     """Class distribution that a mediator should approximate."""
     keep_optimizer: Annotated[bool, only_with("local.optimizer", "adam")] = False
@@ -325,10 +324,10 @@ class RebalanceTable(Table):
     copies: Literal["ratio", "ratio-minus-one"] = "ratio"
     """(C̄/C_y)^α extra copies per sample, or one less (the original counted among them)."""
     mode: Literal["virtual", "stored"] = "virtual"
-    """virtual: copies are made while they are read, nothing is stored; stored: data.source was written by
-    `python -m data_prep augment` and holds them."""
+    """virtual: make copies while reading, store nothing; stored: data.source contains the copies, written by
+    `python -m data_prep augment`."""
     weights: Annotated[Literal["augmented", "original"], WEIGHED_BY_SIZE] = "augmented"
-    """The n_k of the aggregation weights: samples with their copies, or without."""
+    """Samples that n_k of the aggregation weights counts: with copies (augmented) or without (original)."""
     rotation: Annotated[NonNegative, Field(le=180), WARPED] = 15.0
     """Copies are rotated by up to this angle, in degrees, to either side."""
     shear: Annotated[float, Field(ge=0, lt=90), WARPED] = 10.0
@@ -350,11 +349,13 @@ class ServerTable(Table):
     normalized: n_k/π_k, normalized, strata in their shares (FedSSO); unbiased: Horvitz–Thompson; literal: the next
     model is (N/K) Σ ρ_k w_k (FedSSO, Eq 3)."""
     aggregator: Annotated[Component, chooses("aggregator", "mean")] = Component("aggregator", "mean")
-    """mean, the weighted sum; median, trimmed-mean, krum (of the clients, whatever their weights), norm-clip."""
+    """mean, the weighted sum; median, trimmed-mean and krum, which ignore weights; norm-clip; or a custom
+    "package.module:object"."""
     optimizer: Annotated[Component, chooses("server optimizer", "sgd")] = Component("server optimizer", "sgd")
-    """sgd, momentum, adagrad, adam, yogi: the server optimizer on the mean update (Reddi et al. 2020, Algorithm 2)."""
+    """sgd, momentum, adagrad, adam or yogi, applied to the mean update (Reddi et al. 2020, Algorithm 2); or a custom
+    "package.module:object"."""
     exact: bool = False
-    """Order-independent sums (64-bit fixed point): bit-identical on any number of ranks with equal CPUs, but slower."""
+    """Sum in 64-bit fixed point: bit-identical results on any number of ranks with CPUs of one type, but slower."""
 
 
 class ConstantRate(Table):
@@ -395,7 +396,7 @@ Rate = Annotated[ConstantRate | LognormalRate | RateClasses, Variants("constant"
 
 
 class DevicesTable(Table):
-    """Simulated clock: `virtual_seconds` of a round is when its last update taken arrived."""
+    """Simulated time: `virtual_seconds` of a round is the time at which its last used update arrived."""
 
     speed: Rate = ConstantRate()
     """Samples trained per second: constant (1,000), lognormal or classes."""
@@ -412,33 +413,33 @@ class PrivacyTable(Table):
     """Client-level differential privacy of the updates."""
 
     clip_norm: Positive | None = None
-    """C: clip every client's update to this Euclidean norm. Their sum is divided by the planned number of participants
-    (N with clients.sampler = "all"), whichever are available and return. Unset = no privacy of updates."""
+    """C: clip every client's update to this Euclidean norm. The sum is divided by the planned number of selected
+    clients (N with clients.sampler = "all"). Unset = no privacy of updates."""
     noise_multiplier: Annotated[NonNegative, Field(le=1e6), CLIPPED] = 0.0
     """σ: Gaussian noise of standard deviation σ · clip_norm is added to the sum of the clipped updates. The ε reported
     is that of replacing one client's data, which moves the sum by up to 2 · clip_norm. 0 = no noise, no ε."""
     delta: Annotated[float, Field(ge=1e-100, lt=1), CLIPPED] = 1e-5
-    """δ at which the ε spent so far is reported; well below one over the number of clients to mean anything."""
+    """δ of the reported ε; choose it well below 1/N for N clients."""
 
 
 class ClusterTable(Table):
     """Computation and communication of the ranks."""
 
     device: str = "auto"
-    """auto (a GPU per rank where there are some), cpu, cuda, cuda:1, …; of one kind on all ranks."""
+    """auto (a GPU per rank, if there are GPUs), cpu, cuda, cuda:1, …; the same kind on all ranks."""
     threads: Annotated[int, Field(ge=0, le=1024)] = 0
-    """Threads of one rank. 0 = the node's cores (those that the job may use) divided by its ranks, and one where a step
-    is too small for more. Name it where two runs shall agree in their last bits; with server.exact it is one."""
+    """Threads per rank. 0 = the cores of the job on a node divided by its ranks, or one if a step is too small for
+    more. Set a number if two runs must agree bit for bit; with server.exact it is one."""
     stall_timeout: Annotated[NonNegative, Field(le=10**7)] = 3600.0
-    """Seconds without a finished round after which a rank of several prints where each of its threads is and ends the
-    job with exit code 1; --resume continues from the last checkpoint. Loading the data counts as a round. 0 = never."""
+    """Seconds without a finished round after which a job of several ranks ends with exit code 1. The ranks print the
+    line that each thread executes. Loading the data counts as a round. 0 = never."""
     server_trains: Literal["auto", "never", "always"] = "auto"
-    """always: rank 0 of several trains clients too; never; auto: it does when data is shared (cluster.placement) and
-    every rank of a node has a core (or GPU) that would idle otherwise. A single process always trains."""
+    """Whether rank 0 of several trains clients. auto: if all ranks can read all data (cluster.placement) and no node
+    has more ranks than cores or GPUs. A single process always trains."""
     placement: Literal["auto", "owner", "shared", "mediator"] = "auto"
-    """Rank that trains a selected client. owner: the one that owns its data; shared (star): any rank may map any
-    shard, so that all have equal work in every round; mediator: one rank maps all shards of a mediator. auto: shared in
-    a star whose data is small enough for every rank to keep, else owner."""
+    """Rank that trains a selected client. owner: the rank that owns its data; shared (star): any rank, so that all have
+    equal work in every round; mediator: one rank for all clients of a mediator. auto: shared in a star if the data fits
+    in every rank's memory, else owner."""
     balance: Annotated[
         Literal["planned", "measured"], only_with("topology", "star"), only_with("cluster.placement", "auto", "shared")
     ] = "planned"
@@ -446,12 +447,12 @@ class ClusterTable(Table):
     every worker is learned from the seconds of past rounds. Two runs with "measured" agree only up to
     floating-point rounding, since other workers may train other clients. With server.exact they agree bit for bit."""
     state_memory: Annotated[NonNegative, Field(le=10**6)] = 2.0
-    """GiB of each rank's memory for what local.algorithm keeps of its clients; more goes to a temporary file in the run
-    folder, or without one in the system's folder for temporary files."""
+    """GiB of each rank's memory for client states of local.algorithm; the rest is in a temporary file in the run
+    folder, or in the system's temporary folder without one."""
     reduction: Literal["auto", "window", "allreduce", "device"] = "auto"
-    """Sum updates in the node's shared memory (window), by MPI's Allreduce, or by Allreduce on tensors where they lie
-    (device: on GPUs only with a CUDA-aware MPI). auto: device where every rank has a GPU and MPI reads it, else as
-    measured sizes suggest."""
+    """Sum updates in the node's shared memory (window), by MPI's Allreduce in host memory (allreduce), or by Allreduce
+    in device memory (device; on GPUs with a CUDA-aware MPI only). auto: device if every rank has a GPU that MPI reads,
+    else by the size of the model."""
 
 
 class EvaluationTable(Table):
@@ -460,23 +461,22 @@ class EvaluationTable(Table):
     every: Count = 1
     """Rounds between two evaluations (the last round is always evaluated)."""
     on: Literal["auto", "test", "val", "both"] = "auto"
-    """The test part; val: the samples held out of the clients (data_prep --val); both; auto: both where there are
-    validation samples, else test. The best round is the one with the highest accuracy on val where that is evaluated,
-    else on test."""
+    """test: the test set; val: the clients' validation samples (data_prep --val); both; auto: both if there are
+    validation samples, else test. The best round has the highest accuracy on val if it is evaluated, else on test."""
     batch_size: Count | Literal["auto"] = "auto"
     """Samples evaluated at once. auto: 2,000. On a CPU auto takes fewer if the outputs of the model's widest layer
     exceed 8 MiB, since larger passes do not fit into the caches."""
     target_accuracy: Probability | None = None
     """The summary reports the first round that reached this test accuracy (with on = "val": validation accuracy)."""
     clients: Count | Literal["all", "participants"] | None = None
-    """Clients whose own rows the global model is evaluated on, each by itself: all; participants, those of the round;
-    or a number of them, the same ones every time, drawn by the seed. Rows are those held out of them (data_prep --val),
-    or without any their training rows. Unset = none."""
+    """Clients on whose samples the global model is evaluated separately: all; participants, the selected clients; or a
+    number of clients, drawn once by the seed. Uses their validation samples (data_prep --val), or their training
+    samples if there are none. Unset = none."""
     clients_every: Annotated[Count, VIEWING] = 10
     """Rounds between two evaluations on clients (they are always evaluated after the last round)."""
     fine_tune: Annotated[int, Field(ge=0, le=10_000), VIEWING] = 0
-    """E: also evaluate a model of each such client's own, trained for E epochs from the global one on its training rows
-    with the run's local settings; nothing of it flows back. 0 = no."""
+    """E: also evaluate the global model after E epochs of fine-tuning on each client's training samples, with the run's
+    local settings. The run does not use the fine-tuned models. 0 = no."""
 
     def parts(self, validation: bool) -> tuple[str, ...]:
         """The parts evaluated on, of "test" and "val", for data with or without validation samples."""
@@ -502,8 +502,8 @@ class LoggingTable(Table):
     interval: NonNegative = 2.0
     """Seconds between two progress lines when the output is no terminal."""
     diagnostics: bool = False
-    """Record drift, gradient diversity, Γ, update norms, how evenly clients and samples are used (each client's own
-    update is then needed: no merging; two more passes over a participant's data)."""
+    """Record drift, gradient diversity, update norms, participation fairness and the decrease of local losses. Clients
+    are then not merged, and each needs two more passes over its data."""
     participants: bool = False
     """Record the clients that participate in each round (key `clients`: ascending numbers and ranges, "0-9 12 15")."""
 
@@ -514,13 +514,13 @@ class ConfigTables(Table):
     preset: str | None = None
     """A published method that chooses the components below. The file and --set override it."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Every random number of the run follows from it."""
+    """Seed of all random numbers of the run."""
     rounds: Annotated[Count, Field(le=99_999_999)] = 50
     """T, the number of rounds."""
     data: DataTable = DataTable()
     model: Model = Component("model", "mlp")
     """Built-in model (mlp, cnn, …) or a custom "package.module:function": function(description, **options). `lora` =
-    { rank, alpha, targets }: small matrices beside Linear layers that alone are trained and sent (Hu et al. 2022)."""
+    { rank, alpha, targets }: train and send only small matrices beside Linear layers (Hu et al. 2022)."""
     task: TaskTable = TaskTable()
     clients: ClientsTable = ClientsTable()
     samples: SamplesTable = SamplesTable()
@@ -532,11 +532,11 @@ class ConfigTables(Table):
     """Astraea's augmentation of scarce classes; absent or false = off, true = on with the defaults."""
     server: ServerTable = ServerTable()
     attack: Annotated[Component, chooses("attack", "none")] = Component("attack", "none")
-    """Attack of the dishonest clients, whose share is clients.attack_fraction: none; sign-flip; noise; label-flip; or a
-    custom "package.module:function": (update (d,), generator) -> what an attacker sends."""
+    """Attack of a share of the clients (clients.attack_fraction): none; sign-flip; noise; label-flip; or a custom
+    "package.module:function": (update (d,), generator) -> the update that an attacker sends."""
     compression: Annotated[Component, chooses("compressor", "none")] = Component("compressor", "none")
     """Lossy upload of updates, simulated: none; float16; bfloat16; int8; top-k; or a custom
-    "package.module:function": (update (d,), generator) -> what arrives."""
+    "package.module:function": (update (d,), generator) -> the update that the server receives."""
     privacy: PrivacyTable = PrivacyTable()
     devices: Devices = None
     """Simulated time; absent or false = none, true = with the defaults."""

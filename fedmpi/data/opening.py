@@ -33,7 +33,7 @@ TEST_EVERY = 5
 @register("data source", name=DIGITS)
 @dataclass(frozen=True, kw_only=True)
 class DigitsOptions:
-    """The 1,797 handwritten digits that come with scikit-learn, given to clients; no file is needed.
+    """The 1,797 handwritten digits of scikit-learn, assigned to clients; needs no file.
 
     `data.source` may also name a folder that `python -m data_prep` wrote. Options may be written in the name as well,
     "digits:clients=50,partition=iid".

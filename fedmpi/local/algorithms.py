@@ -234,7 +234,7 @@ def vector_like(kept: Tensor, value: Any, what: str) -> Tensor:
 
 @register("local algorithm", name="plain")
 class Plain(LocalAlgorithm):
-    """The local optimizer's steps on the client's own loss, and nothing else (McMahan et al. 2017, Algorithm 1)."""
+    """Take the local optimizer's steps on the client's loss without corrections (McMahan et al. 2017, Algorithm 1)."""
 
 
 @register("local algorithm", name="scaffold")
@@ -324,7 +324,7 @@ class FedDyn(LocalAlgorithm):
 
 @register("local algorithm", name="fednova")
 class FedNova(LocalAlgorithm):
-    """Updates per local step, so that clients with many steps do not dominate (Wang et al. 2020).
+    """Normalize updates by local steps, so that clients with many steps do not dominate (Wang et al. 2020).
 
     The update becomes τ_eff Σ p_k (w_k − w)/τ_k with τ_eff = Σ p_k τ_k, where τ_k is the number of local steps, or with
     a proximal term μ the sum of their shrinking weights, Σ_{j<τ_k} |1 − ημ|^j.

@@ -51,7 +51,7 @@ class AdamState:
 
 @register("local optimizer", name="sgd")
 class SGD:
-    """w ← w − η (∇ℓ(w) + μ (w − w_start) + c), on t trainable values and views of them in the parameters' shapes.
+    """SGD: w ← w − η (∇ℓ(w) + μ (w − w_start) + c), with proximal term and correction.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ class SGD:
 
 @register("local optimizer", name="adam")
 class Adam:
-    """Steps of `adam_step`.
+    """Adam (Kingma and Ba 2015).
 
     Parameters
     ----------

@@ -42,7 +42,7 @@ EXCHANGE_CELLS = 250_000_000  # c² C times sweeps: about four seconds of one co
 def greedy(
     class_counts: Ints, most: int, generator: np.random.Generator | None = None, target: Floats | None = None
 ) -> Ints:
-    """Fill one mediator after another with the client that brings it closest to the target (Astraea, Algorithm 3).
+    """Fill the mediators in turn, each with the client that brings it closest to the target (Astraea, Algorithm 3).
 
     P_m + P_i of line 7 is read as the pooled class counts of the mediator and the client. Ties go to the client with
     the lower index. Time O(c² C); the paper states O(c²).
@@ -76,7 +76,7 @@ def _fill(counts: Floats, places: int, log_target: Floats) -> list[int]:
 
 @register("scheduling", name="exchange")
 def exchanged(class_counts: Ints, most: int, generator: np.random.Generator, target: Floats | None) -> Ints:
-    """Make greedy groups, then swap clients between mediators as long as the divergence falls."""
+    """Make greedy groups, then swap clients between mediators as long as this reduces the KL divergence."""
     return exchange(class_counts, greedy(class_counts, most, target=target), target)
 
 
@@ -119,7 +119,7 @@ def _swap_best(client: int, counts: Floats, mediators: Ints, pooled: Floats, log
 
 @register("scheduling", name="random")
 def grouped_at_random(class_counts: Ints, most: int, generator: np.random.Generator, target: Floats | None) -> Ints:
-    """Draw mediators with ≤ γ clients at random, the control of Algorithm 3."""
+    """Draw mediators with ≤ γ clients at random, as a control of Algorithm 3."""
     clients = len(class_counts)
     mediators = np.empty(clients, np.int64)
     mediators[generator.permutation(clients)] = np.arange(clients) // most

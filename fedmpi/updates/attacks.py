@@ -33,7 +33,7 @@ Scale = Annotated[float, Field(gt=0, le=1e30)]
 
 @register("attack", "none")
 def honest(update: Tensor, generator: np.random.Generator) -> None:
-    """All clients are honest."""
+    """No attack: all clients are honest."""
 
 
 @register("attack", "sign-flip")

@@ -80,7 +80,7 @@ def int8(update: Tensor, generator: np.random.Generator) -> None:
 def top_k_values(
     update: Tensor, generator: np.random.Generator, *, fraction: Annotated[float, Field(gt=0, le=1)] = 0.01
 ) -> None:
-    """Only the largest values are sent, with their positions (top-k sparsification, Stich et al. 2018).
+    """Send only the largest values, with their positions (top-k sparsification, Stich et al. 2018).
 
     In a tie, values at lower positions are kept. Rounding can decide between two nearly equal values: the results for
     two updates that differ by rounding may differ by the smallest value kept.
