@@ -53,7 +53,7 @@ from fedmpi.data.source import ClientData, DataSource
 from fedmpi.local.engines import choose_engine
 from fedmpi.local.hooks import Hooks, make_hooks
 from fedmpi.local.measures import ClientMeasures, make_probe
-from fedmpi.local.pipeline import UpdateObserver
+from fedmpi.local.observer import UpdateObserver
 from fedmpi.local.sequential import LocalEngine
 from fedmpi.local.traits import forward_traits
 from fedmpi.mediators.groups import mediator_groups

@@ -21,7 +21,7 @@ from fedmpi.config.loading import remarks
 from fedmpi.config.writing import flat_table
 from fedmpi.core.experiment import Experiment
 from fedmpi.core.reduce import RoundTotals
-from fedmpi.local.pipeline import client_drift, gradient_diversity, local_gain
+from fedmpi.local.observer import client_drift, gradient_diversity, local_gain
 from fedmpi.mpi import Cluster
 from fedmpi.records.history import Record, clients_as_text, json_value
 from fedmpi.records.provenance import git_commit, versions

@@ -35,7 +35,7 @@ from fedmpi.config import Config
 from fedmpi.local.algorithms import Totals
 from fedmpi.local.hooks import Hooks
 from fedmpi.local.measures import ClientMeasures
-from fedmpi.local.pipeline import UpdateMoments, UpdateObserver
+from fedmpi.local.observer import UpdateMoments, UpdateObserver
 from fedmpi.local.work import WorkReport
 from fedmpi.mediators.relay import RelayReport
 from fedmpi.models.flat import FlatModel

@@ -20,8 +20,8 @@ from fedmpi.core.placement import STEP_ROWS, Homes, Layout, equal_parts, longest
 from fedmpi.core.reduce import RankWork, check_work
 from fedmpi.data.shards import ShardStore
 from fedmpi.local.hooks import Hooks
+from fedmpi.local.observer import UpdateObserver
 from fedmpi.local.optimizers import own_optimizer
-from fedmpi.local.pipeline import UpdateObserver
 from fedmpi.local.sequential import LocalEngine, SequentialEngine
 from fedmpi.local.work import ClientTask, LocalRule, RoundJob, Rows, WorkReport
 from fedmpi.mediators.relay import place_mediators, plan_relay, run_relay

@@ -32,12 +32,13 @@ from fedmpi.common.errors import (
     raised,
 )
 from fedmpi.mpi import abort_job, agree_on_end, read_launch, start_mpi, world_rank
+from fedmpi.process.signals import STOPPED_AFTER_SAVING
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-DONE, OUR_FAULT, USER_ERROR, STOPPED, INTERRUPTED, UNREAD = 0, 1, 2, 75, 130, 141
-SECONDS_TO_AGREE = {DONE: None, STOPPED: 60.0}
+DONE, OUR_FAULT, USER_ERROR, INTERRUPTED, UNREAD = 0, 1, 2, 130, 141
+SECONDS_TO_AGREE = {DONE: None, STOPPED_AFTER_SAVING: 60.0}
 SECONDS_TO_AGREE_ON_ERROR = 2.0
 ENDS_ALONE = "ends alone with exit code {}"
 

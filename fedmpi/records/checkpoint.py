@@ -1,7 +1,6 @@
-"""Checkpoints, final models and clients' state: safetensors files, complete or absent.
+"""Files of checkpoints, final models and clients' state: safetensors, complete or absent.
 
-A checkpoint holds the global model, the state of the server optimizer and of the planner as tensors, and a JSON header
-with the next round and the record that still waits for its evaluation. Its checksum is the SHA-256 of the whole file,
+`core/state.py` says what a checkpoint holds: tensors, and a JSON header. Its checksum is the SHA-256 of the whole file,
 with zeros instead of the checksum itself. The newest few are kept.
 """
 

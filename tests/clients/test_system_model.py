@@ -9,7 +9,7 @@ from fedmpi import UserError
 from fedmpi.clients.devices import Devices, draw_devices
 from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
-from fedmpi.local.pipeline import client_drift, gradient_diversity, local_gain, update_moments
+from fedmpi.local.observer import client_drift, gradient_diversity, local_gain, update_moments
 
 STREAMS = Streams(1)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedmpi import ComponentFailure, compressor
 from fedmpi.common.registry import Component
 from fedmpi.common.streams import Streams
-from fedmpi.local.pipeline import UpdateObserver
+from fedmpi.local.observer import UpdateObserver
 from fedmpi.local.work import ClientTask
 from fedmpi.mpi import Cluster
 from fedmpi.updates.compression import (
