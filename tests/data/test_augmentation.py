@@ -125,6 +125,11 @@ def test_each_image_has_its_own_warp_whatever_the_batch(monkeypatch: pytest.Monk
     assert not torch.equal(together, images)
 
 
+def test_images_are_warped_a_little_by_default() -> None:
+    warps = RebalanceTable()
+    assert (warps.rotation, warps.shear, warps.shift, warps.zoom) == (15, 10, 0.1, 0.1)
+
+
 def test_text_is_rejected() -> None:
     with pytest.raises(UserError, match="copies of images.*'text'"):
         check_images(DataDescription((30,), "int32", 4, "text", 1000, (), ()))
