@@ -52,7 +52,8 @@ COMMANDS = ("list", "prepare", "augment")
 HELP = (
     "Prepare federated data sets: official files in, HDF5 shards out.\n\n"
     "`python -m data_prep list` shows data sets and partitions; `python -m data_prep DATASET ...` is short for "
-    "`prepare DATASET ...`."
+    "`prepare DATASET ...`.\n\n"
+    "Example: python -m data_prep digits --partition iid --clients 20 --out shards/digits"
 )
 HELP_PREPARE = (
     "Read a data set, assign its samples to clients, write shards.\n\n\b\n"

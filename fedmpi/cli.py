@@ -19,7 +19,7 @@ from fedmpi.common.options import one_line, type_text
 from fedmpi.common.registry import components, describe, known_kind, resolve
 from fedmpi.common.terminal import console, paragraph
 from fedmpi.config import Config, config_toml, key_descriptions, load_config, presets
-from fedmpi.config.loading import assignments, dotted, remarks
+from fedmpi.config.loading import assignment, dotted, remarks
 from fedmpi.config.writing import flat_table
 from fedmpi.mpi import world_rank
 from fedmpi.process.signals import STOPPED_AFTER_SAVING, Interrupt
@@ -317,7 +317,8 @@ def check(
     from fedmpi.testing import checks, perform
 
     failed = False
-    for result in perform(checks(choice, assignments(settings or []), kind, runs=not quick)):
+    given = {key: value for setting in settings or [] for key, value in assignment(setting).items()}
+    for result in perform(checks(choice, given, kind, runs=not quick)):
         print(result, flush=True)
         failed = failed or result.outcome == "FAILED"
     return int(failed)

@@ -170,7 +170,7 @@ class Component:
             registered = _registered(self.kind)
             if found not in registered and ":" not in found:
                 names = list(_built_in(self.kind))
-                advice = suggestion(found, names, f"choose one of {', '.join(names)}" if names else "choose")
+                advice = suggestion(found, names, f"choose one of {', '.join(names)}." if names else "choose.")
                 raise UserError(f'{self.key} = {found!r} is unknown: {advice} Or your own, "package.module:object"')
             found = registered[found] if found in registered else load(found, self.key)
         marked = getattr(found, MARKS, {}).get("kind", self.kind)

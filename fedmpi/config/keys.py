@@ -95,11 +95,11 @@ def owners_of(key: str) -> str:
 def unknown_key(key: str, origin: str, known: Iterable[str]) -> str:
     """Return the error text about an unknown key, with the nearest of the known ones."""
     candidates = list(known)
-    near = get_close_matches(key, candidates, n=1, cutoff=0.5)
+    near = get_close_matches(key, candidates, n=1, cutoff=0.6)
     if not near:
         last = key.rsplit(".", 1)[-1]
         by_name = {k.rsplit(".", 1)[-1]: k for k in reversed(candidates)}  # the first of several: local.lr
-        near = [by_name[m] for m in get_close_matches(last, by_name, n=1, cutoff=0.5)]
+        near = [by_name[m] for m in get_close_matches(last, by_name, n=1, cutoff=0.7)]
     hint = f"; did you mean {near[0]}?" if near else "; `fedmpi config --help-keys` lists all keys"
     return f"unknown key {shown(key)} in {shown(origin)}{hint}"
 

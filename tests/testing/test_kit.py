@@ -245,6 +245,8 @@ def test_the_command_prints_one_line_per_check_and_exits_with_1_if_one_fails(
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3 and all(line.startswith("ok ") for line in lines)
     assert app(["check", "tests.testing.bad_parts:negative", "--quick"], standalone_mode=False) == 1
+    options = ["--kind", "partition", "--set", "share=0.8"]
+    assert app(["check", "docs.examples.partition:home_class", *options], standalone_mode=False) == 0
     assert sum(line.startswith("FAILED ") for line in capsys.readouterr().out.splitlines()) == 1
     with pytest.raises(fedmpi.UserError, match="task.loss.smoothing = -1"):
         app(["check", "label-smoothing", "--quick", "--set", "task.loss.smoothing=-1"], standalone_mode=False)
