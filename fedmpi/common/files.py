@@ -90,10 +90,15 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     sync_folder(path.parent)
 
 
-def write_named(path: Path, content: bytes) -> None:
-    """Write a file that the user named, as `write_whole`; UserError if that fails."""
+def check_named(path: Path) -> None:
+    """Reject a name that no file can have."""
     if not path.parent.is_dir() or (os.path.lexists(path) and not os.path.isfile(path)):
         raise UserError(f"cannot write {path}. Name a file in an existing folder")
+
+
+def write_named(path: Path, content: bytes) -> None:
+    """Write a file that the user named, as `write_whole`; UserError if that fails."""
+    check_named(path)
     try:
         write_whole(path, content)
     except OSError as error:

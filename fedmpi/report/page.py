@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import fedmpi
 from fedmpi.common.errors import UserError
-from fedmpi.common.files import write_named
+from fedmpi.common.files import check_named, write_named
 from fedmpi.records.history import LINKS, json_value
 from fedmpi.report import curves as numbers
 from fedmpi.report import figures
@@ -79,6 +79,7 @@ class Item(NamedTuple):
 
 def write_report(paths: Sequence[Path], out: Path, title: str = "") -> int:
     """Write the page of some runs, given as their folders or folders above; return its size in bytes."""
+    check_named(out)
     runs = read_runs(paths)
     recorded = [run for run in runs if run.records]
     if not recorded:
