@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,9 @@ RANK, ALPHA = 2, 6.0
 OPTIONS = {"rank": RANK, "alpha": ALPHA, "targets": ()}
 HIDDEN = {"rank": RANK, "alpha": ALPHA, "targets": ("[12]",)}
 LANGUAGE = {**BASE, "task.kind": "tokens", "local.lr": 0.3}
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "models.md"
 
 
 def net(description: object = None) -> nn.Module:
@@ -122,3 +126,12 @@ def test_torchs_own_encoder_is_evaluated_with_its_matrices() -> None:
         with torch.inference_mode():
             found = small.eval()(x, src_key_padding_mask=hidden)
         assert torch.allclose(found[shown], expected[shown], atol=1e-5)
+
+
+def test_the_block_of_the_page_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (block,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    exec(compile(block, "docs/reference/models.md", "exec"), {"__name__": "page"})
+    assert int(capsys.readouterr().out) == 4800
