@@ -21,4 +21,4 @@ def test_every_snippet_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
         exec(compile(snippet, f"docs/reference/python.md, snippet {number + 1}", "exec"), names)
     assert capsys.readouterr().out.startswith("<Run of 5 rounds, finished: test_accuracy 0.")
     assert names["run"].ending == "ended", "0.8 is reached in the snippet about on_round"
-    assert isinstance(names["runs"][2], fedmpi.Run) and names["runs"][2].folder == Path("runs/seed2")
+    assert isinstance(names["runs"][2], fedmpi.Run) and names["runs"][2].folder == tmp_path / "runs" / "seed2"

@@ -161,7 +161,7 @@ def _reached(written: Any) -> dict[str, Path]:
     waiting, found = [getattr(written, "__module__", type(written).__module__)], {}
     while waiting:
         name = waiting.pop()
-        path = _own_file(name) if name not in found else None
+        path = _own_file(name) if name and name not in found else None
         if path is None:
             continue
         found[name] = path
