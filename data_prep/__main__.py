@@ -24,13 +24,12 @@ import typer
 from pydantic.fields import FieldInfo
 from rich.console import Console
 
-from data_prep.augment import COPIED, write_augmented
 from data_prep.datasets import DATASETS, data_set
 from data_prep.output import FULL, check_folder
 from data_prep.partitions import Request, completed
 from data_prep.partitions import partition as partition_by
 from data_prep.raw import READING, DataSet, RawDataset, ReadOptions, Source, Tally
-from data_prep.writer import write_shards
+from data_prep.writer import COPIED, write_augmented, write_shards
 from fedmpi.common.errors import UserError, suggestion
 from fedmpi.common.files import named_folder
 from fedmpi.common.options import type_text

@@ -22,9 +22,10 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.files import whole_file, write_whole
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import AnyArray, Ints
+from fedmpi.config.tables import RebalanceTable
 from fedmpi.data.arrays import ClientArrays
 from fedmpi.data.assignment import inverse_of, ownership
-from fedmpi.data.augmentation import AugmentedStore
+from fedmpi.data.augmentation import ORIGINAL_COUNTS, AugmentedStore, Rebalancing, rebalance
 from fedmpi.data.schema import (
     CLASS_COUNTS,
     CLIENT_IDS,
@@ -43,9 +44,11 @@ from fedmpi.data.schema import (
     shard_name,
     wrong_target,
 )
-from fedmpi.data.shards import ShardStore
+from fedmpi.data.shards import ShardStore, open_folder
 from fedmpi.data.statistics import class_notes
 
+COPIED = ("alpha", "copies", "rotation", "shear", "shift", "zoom")
+"""Keys of `[rebalance]` that determine the copies."""
 DESCRIBED = ("task", "classes", "feature_shape", "dtype", "mean", "std", "targets")
 """Fields of the description of shards that `RawDataset` has, too."""
 _HOLD_OUT_STREAM = 1  # the partition itself draws from stream 0
@@ -334,3 +337,36 @@ def write_again(
     )
     beside = None if val is None else (held, store.validation_offsets)
     write_shards(raw, partition, out, shards, seed, command, overwrite=overwrite, held=beside)
+
+
+def write_augmented(
+    folder: Path, out: Path, part: RebalanceTable, seed: int = 0, overwrite: bool = False, command: str = ""
+) -> Rebalancing:
+    """Write the shards of a folder again, with the augmented copies of every client after its samples.
+
+    The copies are those that runs with `rebalance.mode = "virtual"` and this seed make while reading (Duan et al. 2019,
+    Algorithm 2). Runs on the new folder use "stored" and the same α. `overhead` of the result is that of Fig 9.
+    """
+    if out.resolve() == folder.resolve():
+        raise UserError(f"{out} is the folder to be augmented. Choose another --out")
+    store = open_folder(folder)
+    if store.validation() is not None:
+        raise UserError(f"{folder} has a validation part, which would be lost. Prepare it again without --val")
+    if ORIGINAL_COUNTS in store.extras:
+        raise UserError(f"{folder} holds augmented copies already. Name the folder that it was made from")
+    streams, manifest = Streams(seed), store.manifest
+    rebalancing = rebalance(store.class_counts(), part.alpha, part.copies, streams)
+    used = {"seed": seed} | {name: getattr(part, name) for name in COPIED}
+    write_again(
+        store,
+        AugmentedStore(store, rebalancing, streams, part),
+        out,
+        len(store.shard_starts) - 1,
+        manifest.seed,
+        command,
+        overwrite,
+        {**store.extras, ORIGINAL_COUNTS: rebalancing.original_counts.astype(np.int32)},
+        options=manifest.partition_options | {f"augment_{name}": value for name, value in used.items()},
+        notes=(f"augmented: {int(rebalancing.added.sum())} copies, {rebalancing.overhead:.1%} of the samples",),
+    )
+    return rebalancing

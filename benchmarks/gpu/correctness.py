@@ -12,7 +12,6 @@ order     an exact run after another run in the same process
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 import tempfile
@@ -28,7 +27,7 @@ from torch import Tensor
 
 import fedmpi
 from benchmarks.engines import Synthetic
-from benchmarks.gpu.rounds import ENGINES, quick
+from benchmarks.gpu.rounds import ENGINES, gpu_parser, quick
 from benchmarks.measure import CPU
 from benchmarks.workloads import MODELS, Workload
 from fedmpi.aggregation.exact import FixedPointSum, FloatSum
@@ -157,12 +156,7 @@ PARTS = {part.__name__: part for part in (engines, presets, repeats, exact, orde
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", choices=[[], *PARTS], metavar="PART")
-    parser.add_argument("--device", type=torch.device, default=torch.device("cuda", 0))
-    parser.add_argument("--budget", type=float, default=600, help="no further check after so many seconds")
-    parser.add_argument("--quick", action="store_true", help="two models")
-    asked = parser.parse_args()
+    asked = gpu_parser(__doc__, "parts", PARTS).parse_args()
     if len(asked.parts) != 1:
         command = [sys.executable, "-m", "benchmarks.gpu.correctness", *sys.argv[1 + len(asked.parts) :]]
         return max(subprocess.run([*command, part], check=False).returncode for part in asked.parts or PARTS)

@@ -1,4 +1,4 @@
-"""What a GPU would get: kernels, copies and waits of the host per local step, counted without a GPU.
+"""Kernels, copies and waits of the host per local step on a GPU, counted without one.
 
     python -m benchmarks.gpu.counts              both engines, every case
     python -m benchmarks.gpu.counts mlp lstm

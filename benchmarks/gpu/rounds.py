@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -119,14 +119,20 @@ def measure(name: str, workload: Workload, device: torch.device, passes: int) ->
     print(flush=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", choices=[[], *CASES], metavar="CASE")
+def gpu_parser(description: str | None, what: str, names: Iterable[str]) -> argparse.ArgumentParser:
+    """Return the command line of a program that measures or checks the named things on a GPU."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(what, nargs="*", choices=[[], *names], metavar=what.removesuffix("s").upper())
     parser.add_argument("--device", type=torch.device, default=torch.device("cuda", 0))
+    parser.add_argument("--budget", type=float, default=600, help="nothing further after so many seconds")
+    parser.add_argument("--quick", action="store_true", help="few and tiny")
+    return parser
+
+
+def main() -> None:
+    parser = gpu_parser(__doc__, "cases", CASES)
     parser.add_argument("--passes", type=int, default=5)
-    parser.add_argument("--budget", type=float, default=600, help="no further case after so many seconds")
     parser.add_argument("--tf32", action="store_true")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     torch.backends.cudnn.allow_tf32 = asked.tf32

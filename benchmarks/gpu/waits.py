@@ -6,7 +6,6 @@ python -m benchmarks.gpu.waits W1 --device cpu --quick
 
 from __future__ import annotations
 
-import argparse
 import time
 import traceback
 import warnings
@@ -18,7 +17,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import fedmpi
-from benchmarks.gpu.rounds import CASES, quick, rounds_of
+from benchmarks.gpu.rounds import CASES, gpu_parser, quick, rounds_of
 from benchmarks.measure import table, wait_for
 
 HEADS = ("case", "way", "ms", "busy ms", "kernels", "launches", "graphs", "copies", "waits")
@@ -73,12 +72,7 @@ def waiting_lines(preset: str, keys: dict[str, Any], device: torch.device) -> tu
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", choices=[[], *CASES], metavar="CASE")
-    parser.add_argument("--device", type=torch.device, default=torch.device("cuda", 0))
-    parser.add_argument("--budget", type=float, default=600, help="no further case after so many seconds")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes")
-    asked = parser.parse_args()
+    asked = gpu_parser(__doc__, "cases", CASES).parse_args()
     torch.set_num_threads(1)
     until, rows = time.monotonic() + asked.budget, []
     for name in asked.cases or CASES:

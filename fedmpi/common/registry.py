@@ -94,7 +94,7 @@ _BUILT_IN: dict[str, dict[str, Callable[..., Any]]] = {name: {} for name in KIND
 
 
 class Component:
-    """What a key of the configuration chooses, a function or class, and its options.
+    """Function or class that a key of the configuration chooses, with its options.
 
     Parameters
     ----------

@@ -19,7 +19,7 @@ MOST_ROUNDS = 250
 MOST_ROWS, MOST_COLUMNS = 64, 100
 """Largest size of a heat map."""
 WORDS = {"_": " ", "epsilon": "ε", "kl": "KL", "virtual": "simulated", "size ratio": "estimated size / true size"}
-"""What the report writes instead of parts of a record key."""
+"""Words of the report for parts of a record key."""
 
 
 def key_title(key: str) -> str:

@@ -216,8 +216,8 @@ class Row:
     # What it is compared with: itself for a reference; None if no reference is otherwise the same
     reference: SeedGroup | None = None
     differences: list[float] = field(default_factory=list)  # By seed that both have
-    # Of the differences, corrected for the comparisons of the table; None for fewer than two seeds, and where all
-    # differences are equal, which gives no standard error
+    # Interval of the differences, corrected for the comparisons of the table; None for fewer than two seeds, and for
+    # equal differences, which give no standard error
     interval: Difference | None = None
 
 

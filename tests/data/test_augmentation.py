@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fedmpi
-from data_prep.augment import write_augmented
+from data_prep.writer import write_augmented
 from fedmpi import UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import load_config
