@@ -1,8 +1,9 @@
 """Launch of this process, the start of MPI within a time limit, and the end of a job.
 
 A launcher of one MPI family with the library of another gives N single processes that each believe to be the whole job,
-or an abort inside MPI's start; both lead to one clear message. Ranks that wait in the start forever end with a message,
-to be started again. A job ends for all ranks together with one code, or at once by abort.
+or an abort inside MPI's start; both lead to one clear message. Ranks that wait in the start forever end with a message.
+A file tells the job script that the start failed, and the script starts the ranks again. A job ends for all ranks
+together with one code, or at once by abort.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ NOT_STARTED = 76
 """Exit code of a job whose MPI did not start in time; the next start may succeed."""
 LIMIT = "FEDMPI_START_SECONDS"
 MARK = "FEDMPI_NOT_STARTED"
-"""Environment variable that names a file to make in that case: launchers that kill the other ranks report other
-codes."""
+"""Environment variable that names a file to keep until MPI has started: an abort in MPI's start, and a launcher that
+kills the other ranks, report other codes."""
 SECONDS, SECONDS_PER_RANK = 120.0, 1.0
 """Time limit of the start, and what each rank adds to it."""
 SECONDS_FOR_RANK_0 = 1.0
@@ -87,8 +88,9 @@ def start_mpi() -> ModuleType | None:
         check_process_manager(os.environ, mpi.Get_library_version())
         ranks, rank = (launch.size, launch.rank) if launch else (1, 0)
         seconds = seconds_to_start(ranks, os.environ) if ranks > 1 else 0
-        with kept_handlers(), limited(seconds, ranks, rank):
+        with kept_handlers(), limited(seconds, ranks, rank), marked(rank):
             initialize(mpi)
+            mpi.COMM_WORLD.Barrier()
     check_world_size(launch, mpi.COMM_WORLD.Get_size(), mpi.Get_library_version())
     return mpi
 
@@ -198,10 +200,7 @@ def limited(seconds: float, ranks: int, rank: int) -> Iterator[None]:
     """Limit the duration of the context in seconds; beyond it, end the process with `NOT_STARTED` and a message."""
 
     def give_up() -> NoReturn:
-        with suppress(OSError):  # the folder of the mark may have gone, the terminal may be closed
-            if mark := os.environ.get(MARK):
-                Path(mark).parent.mkdir(parents=True, exist_ok=True)
-                Path(mark).touch()
+        with suppress(OSError):  # the terminal may be closed
             time.sleep(SECONDS_FOR_RANK_0 if rank else 0)
             sys.stderr.write(
                 f"rank {rank}: error: MPI did not start within {seconds:g} s: not all of {ranks} ranks came, or they "
@@ -218,6 +217,18 @@ def limited(seconds: float, ranks: int, rank: int) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+@contextmanager
+def marked(rank: int) -> Iterator[None]:
+    """Keep the file that `MARK` names while the block runs on any rank; a failing block leaves it."""
+    mark = os.environ.get(MARK)
+    if mark:
+        Path(mark).parent.mkdir(parents=True, exist_ok=True)
+        Path(mark).touch()
+    yield
+    if mark and rank == 0:
+        Path(mark).unlink(missing_ok=True)
 
 
 def agree_on_end(code: int, digest: int = 0, limit: float | None = None) -> bool:

@@ -60,27 +60,28 @@ class Preparation:
             if not waiting:
                 say(f"{self.folder.name}: preparing {self.folder}")
             try:
-                self._prepare()
-                say(f"{self.folder.name}: prepared in {time.monotonic() - started:.0f} s")
+                if self._prepare():
+                    say(f"{self.folder.name}: prepared in {time.monotonic() - started:.0f} s")
             except FolderInUse:
                 if not waiting:
                     say(f"{self.folder.name}: waiting for another process that prepares its shards")
                 waiting = True
-            except UserError:
-                if not self.ready():  # else another process was quicker
-                    raise
         return True
 
-    def _prepare(self, *further: str) -> None:
+    def _prepare(self, *further: str) -> bool:
+        """Run `fedmpi prepare`; return False if another process has completed the shards in the meantime."""
         from data_prep.__main__ import run as data_prep  # slow, and only for sweeps that prepare
 
         try:
             with redirect_stdout(io.StringIO()):
                 code = data_prep([*self.command, *further])
         except UserError as error:
+            if self.ready():
+                return False
             raise type(error)(f"[prepare] for {self.folder.name}: {error}") from error
         if code:
             raise KeyboardInterrupt
+        return True
 
 
 def prepare_words(options: Mapping[str, Any], where: str) -> tuple[str, ...]:

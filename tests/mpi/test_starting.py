@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
+
+import pytest
 
 from tests.mpi.launch import run_alone, run_mpi
 
@@ -57,21 +60,28 @@ except mpi.Exception:  # errors become exceptions, as after mpi4py's own start
 """
 
 
-def test_ranks_that_wait_for_one_that_never_comes_end_with_a_sentence() -> None:
-    job = run_mpi(2, ["-c", LONELY], env={"FEDMPI_START_SECONDS": "1"})
-    assert job.returncode not in (0, 1, 2)
+def test_ranks_that_wait_for_one_that_never_comes_end_with_a_sentence(tmp_path: Path) -> None:
+    mark = tmp_path / "RUN" / "not-started"
+    job = run_mpi(2, ["-c", LONELY], env={"FEDMPI_START_SECONDS": "1", "FEDMPI_NOT_STARTED": str(mark)})
+    assert job.returncode not in (0, 1, 2) and mark.exists()
     assert "rank 1: error: MPI did not start within 1 s: not all of 2 ranks came" in job.stderr
     assert "Traceback" not in job.stderr
 
 
-def test_exit_code_and_mark_say_that_mpi_did_not_start(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("block", "code", "kept"),
+    [("time.sleep(600)", 76, True), ("os.abort()", -signal.SIGABRT, True), ("os.sync()", 0, False)],
+)
+def test_a_mark_lies_there_until_mpi_has_started(block: str, code: int, kept: bool, tmp_path: Path) -> None:
     mark = tmp_path / "RUN" / "not-started"
-    alone = "from fedmpi.mpi.launch import limited\nimport time\nwith limited(0.1, 3, 0): time.sleep(600)"
+    alone = f"from fedmpi.mpi.launch import *\nwith limited(0.3, 3, 0), marked(0): {block}"
     job = run_alone(["-c", alone], env={"FEDMPI_NOT_STARTED": str(mark)})
-    assert job.returncode == 76 and job.stderr.count("\n") == 1, job.stderr
-    assert mark.exists()
+    assert (job.returncode, mark.exists()) == (code, kept), job.stderr
+    assert job.stderr.count("error: MPI did not start within 0.3 s") == (code == 76)
 
 
-def test_signals_are_remembered_and_threads_run_while_the_program_and_mpi_start() -> None:
-    job = run_mpi(2, ["-c", STARTING])
+def test_signals_are_remembered_and_threads_run_while_the_program_and_mpi_start(tmp_path: Path) -> None:
+    mark = tmp_path / "RUN" / "not-started"
+    job = run_mpi(2, ["-c", STARTING], env={"FEDMPI_NOT_STARTED": str(mark)})
+    assert mark.parent.exists() and not mark.exists()
     assert (job.returncode, job.stdout.split()) == (0, ["heard"] * 2), job.stderr

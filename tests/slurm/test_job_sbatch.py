@@ -80,8 +80,13 @@ class SlurmJob:
         return facts["JobState"] in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 
     def wait_for_array(self) -> None:
-        """Wait until all tasks are over."""
-        self.wait_until("over", lambda: not command("squeue", "--noheader", f"--jobs={self.number}").stdout.strip())
+        """Wait until all tasks are over; all must have ended well."""
+
+        def states() -> list[str]:
+            return re.findall(r"JobState=(\S+)", command("scontrol", "show", "job", self.number).stdout)
+
+        self.wait_until("over", lambda: bool(states()) and not {"PENDING", "RUNNING", "COMPLETING"} & set(states()))
+        assert set(states()) == {"COMPLETED"}, f"{states()}\n{self.words()}"
 
     def words(self) -> str:
         """Return the log."""
