@@ -2,7 +2,7 @@
 
 A launcher of one MPI family with the library of another gives N single processes that each believe to be the whole job,
 or an abort inside MPI's start; both lead to one clear message. Ranks that wait in the start forever end with a message.
-A file tells the job script that the start failed, and the script starts the ranks again. A job ends for all ranks
+A file shows the job script that the start failed, and the script starts the ranks again. A job ends for all ranks
 together with one code, or at once by abort.
 """
 
