@@ -6,15 +6,19 @@ raises `Mixed`, as a GPU would fail. Values are computed for real, so that resul
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
-from torch.utils._pytree import tree_flatten, tree_map_only
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
+
+from fedmpi.local.graphs import Graphs
 
 ELSEWHERE = torch.device("lazy", 0)
 """A kind of device that every build of torch knows and none computes on."""
@@ -99,6 +103,46 @@ def elsewhere() -> Iterator[torch.device]:
     """Context in which the simulated device can compute."""
     with _Constants(), _Factories():
         yield ELSEWHERE
+
+
+class _Recorder(TorchDispatchMode):
+    """Replacement of a CUDA graph: repeats a step's operations on the same tensors, with the same numbers."""
+
+    def __init__(self, step: Callable[[], None]):
+        super().__init__()
+        self.calls: list[tuple[Any, Any, Any, Any]] = []
+        self.fresh = True  # recording has computed the first use
+        with self:
+            step()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if func._schema.name.removeprefix("aten::") not in VIEWS:
+            self.calls.append((func, args, kwargs or {}, found))
+        return found
+
+    def replay(self) -> None:
+        """Compute every operation again, into the tensors that it returned at first."""
+        for func, args, kwargs, found in [] if self.fresh else self.calls:
+            for old, new in zip(tree_leaves(found), tree_leaves(func(*args, **kwargs)), strict=True):
+                if isinstance(old, Tensor) and old is not new:
+                    old.copy_(new)
+        self.fresh = False
+
+
+@contextmanager
+def recorded() -> Iterator[Counter[str]]:
+    """Context in which recorders replace CUDA graphs; yields the numbers of captures and replays."""
+    used: Counter[str] = Counter()
+
+    def capture(graphs: Graphs, step: Callable[[], None]) -> Callable[[], None]:
+        used["captured"] += 1
+        recorder = _Recorder(step)
+        return lambda: (used.update(replayed=1), recorder.replay())[1]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Graphs, "capture", capture)
+        yield used
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from fedmpi.core.experiment import Experiment
 from fedmpi.core.loop import Simulation
 from fedmpi.local.batched.engine import BatchedEngine
 from fedmpi.local.batched.stack import BoundNet
+from fedmpi.local.graphs import Graphs
 from fedmpi.local.measures import Gradients
 from fedmpi.local.merged import MergedEngine
 from fedmpi.local.sequential import SequentialEngine
@@ -27,7 +28,7 @@ from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
 from fedmpi.tasks.losses import task_loss
 from tests.local import networks
-from tests.local.elsewhere import Away, Mixed, elsewhere, transfers
+from tests.local.elsewhere import Away, Mixed, elsewhere, recorded, transfers
 from tests.local.synthetic import MIDDLE_IMAGES, TEXTS, InMemorySource, made, summed
 
 HERE = torch.device("cpu")
@@ -144,6 +145,30 @@ def test_what_travels_is_noticed():
         assert there.mul_(2).sum().item() == 0
         there.cpu()
     assert [one for one in found if one != "kernel"] == ["to the device", "to the host", "to the host"]
+
+
+def test_graphs_repeat_a_step_on_the_same_memory(caplog: pytest.LogCaptureFixture):
+    """Without a GPU, steps start eagerly, after one warning."""
+    with elsewhere() as device:
+        values, rate = torch.zeros(2, device=device), torch.ones((), device=device)
+
+        def step() -> None:
+            values.add_(rate * 10)
+
+        def used() -> list[float]:
+            graphs = Graphs(device)
+            values.zero_()
+            for number in (1.0, 2.0, 4.0, 8.0):
+                rate.fill_(number)
+                graphs.run("step", step)
+            return values.cpu().tolist()
+
+        with recorded() as counts:
+            assert used() == [150, 150]
+        assert counts == {"captured": 1, "replayed": 3} and not caplog.messages
+        assert used() == [150, 150]
+    (message,) = caplog.messages
+    assert "cannot capture local steps" in message
 
 
 @pytest.mark.parametrize("engine", RULES)
