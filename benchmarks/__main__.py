@@ -117,6 +117,8 @@ def main() -> None:
     except UserError as error:
         parser.error(str(error))
     chosen = QUICK if asked.quick else WORKLOADS | MODELS
+    if unknown := set(asked.workloads) - set(chosen):
+        parser.error(f"--quick has no {', '.join(unknown)}. Its workloads are {', '.join(QUICK)}")
     machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
     print(f"{time.strftime('%Y-%m-%d %H:%M')}, {machine}; {versions(pythons)}", flush=True)
     with tempfile.TemporaryDirectory(prefix="fedmpi-benchmarks-") as temporary:
