@@ -17,7 +17,6 @@ import argparse
 import statistics
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -76,7 +75,7 @@ def line(workload: Workload, passes: int, device: torch.device) -> list[str]:
     rule = LocalRule(lr=0.01, epochs=1, batch_size=workload.batch)
 
     def trained(engine: SequentialEngine | BatchedEngine) -> Tensor:
-        total = FloatSum(np.zeros(model.size, np.float32), device)
+        total = FloatSum(torch.zeros(model.size, device=device))
         engine.train(tasks, RoundJob(model.initial, rule, 0, total))
         return total.tensor
 

@@ -21,7 +21,6 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -66,12 +65,12 @@ def update(
         source.x = tuple(x.to(dtype) for x in source.x)
     module = build(workload.model, SMALL.get(workload.name, {}), workload.description, 1).to(dtype)
     flat = FlatModel(module, device)
-    whole = torch.zeros(flat.size, dtype=torch.int64)
-    floats = FloatSum(np.zeros(flat.size, np.float64 if dtype == torch.float64 else np.float32), device)
+    whole = torch.zeros_like(flat.initial, dtype=torch.int64)
+    floats = FloatSum(torch.zeros_like(flat.initial))
     made = ENGINES[engine](SequentialEngine(flat, source, Streams(1)))
     tasks = [ClientTask(client, None, 1 / workload.clients) for client in range(workload.clients)]
-    made.train(tasks, RoundJob(flat.initial, rule, 0, FixedPointSum(whole, device) if exact else floats))
-    return whole if exact else floats.tensor.cpu()
+    made.train(tasks, RoundJob(flat.initial, rule, 0, FixedPointSum(whole) if exact else floats))
+    return whole.cpu() if exact else floats.tensor.cpu()
 
 
 def engines(device: torch.device, models: dict[str, Workload]) -> list[Check]:

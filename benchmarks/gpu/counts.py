@@ -13,7 +13,6 @@ import argparse
 from collections import Counter
 from dataclasses import replace
 
-import numpy as np
 import torch
 
 from benchmarks.engines import Synthetic
@@ -48,7 +47,7 @@ def counts(workload: Workload, engine: str, epochs: int, device: torch.device) -
     made = ENGINES[engine](SequentialEngine(flat, Synthetic(workload, device), Streams(1)))
     tasks = [ClientTask(client, None, 1 / workload.clients) for client in range(workload.clients)]
     rule = LocalRule(lr=0.01, epochs=epochs, batch_size=workload.batch)
-    job = RoundJob(flat.initial, rule, 0, FloatSum(np.zeros(flat.size, np.float32), device))
+    job = RoundJob(flat.initial, rule, 0, FloatSum(torch.zeros(flat.size, device=device)))
     made.train(tasks, job)  # the second round has all buffers
     with transfers() as found:
         report = made.train(tasks, job)

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -66,7 +65,7 @@ def rounds_of(workload: Workload, device: torch.device) -> tuple[dict[str, Calla
         rule = LocalRule(lr=workload.lr, epochs=1, batch_size=workload.batch)
 
         def round() -> Tensor:
-            total = FloatSum(np.zeros(flat.size, np.float32), device)
+            total = FloatSum(torch.zeros(flat.size, device=device))
             engine.train(tasks, RoundJob(flat.initial, rule, 0, total))
             return total.tensor
 

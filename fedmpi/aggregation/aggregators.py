@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from fedmpi.aggregation.exact import Accumulator, ReducedValues
+    from fedmpi.aggregation.exact import Accumulator
     from fedmpi.mpi import Cluster
 else:
     torch = Later("torch")
@@ -250,7 +250,7 @@ class CombinedSum:
             self.inner.add(self._combined(coefficients[order]).to(self.device), 1.0)
         self.inner.flush()
 
-    def to_update(self, reduced: ReducedValues) -> Tensor:
+    def to_update(self, reduced: Tensor) -> Tensor:
         return self.inner.to_update(reduced)
 
     def _exchange(self) -> tuple[Ints, Floats]:

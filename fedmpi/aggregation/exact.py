@@ -10,7 +10,7 @@ int64 buffer, nine limbs of 12 bits in a float32 one, where sums of limbs over u
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -25,9 +25,9 @@ from fedmpi.common.plan import Plan
 from fedmpi.common.types import Floats, Ints
 from fedmpi.mpi import Cluster
 
-ReducedValues = torch.Tensor | NDArray[np.float32] | Ints
 FIXED_BITS = 40
-CHUNK = 2**16
+CHUNK, DEVICE_CHUNK = 2**16, 2**24
+"""Values converted to fixed point at once: on a CPU as many as the cache holds, on a GPU as many as memory allows."""
 SHORT = 64
 """Number of terms summed in float32 before their sum is added in float64."""
 
@@ -55,8 +55,8 @@ class Accumulator(Protocol):
     def flush(self) -> None:
         """Write the sum to the buffer given at construction."""
 
-    def to_update(self, reduced: ReducedValues) -> Tensor:
-        """Return the buffers summed over the ranks as a float32 vector (d,) on the accumulator's device.
+    def to_update(self, reduced: Tensor) -> Tensor:
+        """Return the buffers summed over the ranks, on the accumulator's device, as a vector of the model's type (d,).
 
         It may share memory with `reduced`, which other ranks read too: valid as long as `reduced`, and read-only.
         """
@@ -69,10 +69,8 @@ class FloatSum:
     Here the error stays below 64 roundings of a partial sum, for any number of terms.
     """
 
-    def __init__(self, buffer: NDArray[np.float32] | Tensor, device: torch.device | str = "cpu"):
-        self._buffer = torch.as_tensor(buffer)
-        on_device = self._buffer.device == torch.device(device)
-        self.tensor = self._buffer if on_device else torch.empty_like(self._buffer, device=device)
+    def __init__(self, buffer: NDArray[np.float32] | Tensor):
+        self.tensor = torch.as_tensor(buffer)
         self._long: Tensor | None = None
         self._terms, self._carried = 0, False
         self._empty()
@@ -120,30 +118,30 @@ class FloatSum:
             self.tensor.copy_(self._long.add_(self.tensor))
             self._long.zero_()
             self._terms, self._carried = 0, False
-        if self.tensor is not self._buffer:
-            self._buffer.copy_(self.tensor)
 
-    def to_update(self, reduced: ReducedValues) -> Tensor:
-        return _as_tensor(reduced).to(self.tensor.device)
+    def to_update(self, reduced: Tensor) -> Tensor:
+        return reduced
 
 
 class FixedPointSum:
     """Order-independent sum: every contribution is rounded to a multiple of 2**-FIXED_BITS and added as an integer.
 
-    Integer addition is associative, so the sum is bit-identical for any order of clients and number of ranks.
+    Integer addition is associative, so the sum is bit-identical for any order of clients and number of ranks, on a CPU
+    and on a GPU.
     """
 
-    def __init__(self, buffer: Ints | Tensor, device: torch.device | str = "cpu", ranks: int = 1):
+    def __init__(self, buffer: Ints | Tensor, ranks: int = 1):
         self._sum = torch.as_tensor(buffer)
-        self._device = torch.device(device)
         self._scale = 2.0**FIXED_BITS
         self._limit = 2.0**63 / ranks
-        size = min(CHUNK, self._sum.numel())
-        self._product, self._rounded = torch.empty(size, dtype=torch.float64), torch.empty(size, dtype=torch.int64)
+        self._at_once = CHUNK if self._sum.device.type == "cpu" else DEVICE_CHUNK
+        self._product = self._sum.new_empty(min(self._at_once, self._sum.numel()), dtype=torch.float64)
+        self._rounded = torch.empty_like(self._product, dtype=torch.int64)
+        self._bound: Tensor | float = 0.0  # Sum of the largest magnitudes
         self.reset()
 
     def add(self, vector: Tensor, coefficient: float, client: int = -1) -> None:
-        """Add coefficient · vector.
+        """Add coefficient · vector. On a GPU, `flush` raises the errors, so that the host need not wait here.
 
         Raises
         ------
@@ -153,34 +151,43 @@ class FixedPointSum:
             If the sum of the largest magnitudes so far leaves the range.
         """
         factor = coefficient * self._scale
-        largest = float(torch.linalg.vector_norm(vector, torch.inf)) if vector.numel() else 0.0
-        if not np.isfinite(largest * factor):
-            raise FloatingPointError("the update is not finite: training diverged; lower local.lr")
-        self._bound += abs(largest * factor) + 0.5
-        if self._bound >= self._limit:
-            raise OverflowError(
-                f"the exact sum exceeds its range of ±{self._limit / self._scale:.3g}: the updates are too large for "
-                "server.exact = true; lower local.lr or switch it off"
-            )
-        for start in range(0, vector.numel(), CHUNK):
-            stop = min(start + CHUNK, vector.numel())
-            product, rounded = self._product[: stop - start], self._rounded[: stop - start]
-            product.copy_(vector[start:stop]).mul_(factor).round_()
-            self._sum[start:stop] += rounded.copy_(product)
+        largest = torch.linalg.vector_norm(vector, torch.inf)
+        on_cpu = self._sum.device.type == "cpu"
+        self._bound += (float(largest) if on_cpu else largest.double()) * abs(factor) + 0.5
+        if on_cpu:
+            self._check()
+        for part, own in zip(self._parts(self._sum), self._parts(vector), strict=True):
+            product, rounded = self._product[: len(own)], self._rounded[: len(own)]
+            product.copy_(own).mul_(factor).round_()
+            part += rounded.copy_(product)
 
     def reset(self) -> None:
         self._sum.zero_()
         self._bound = 0.0
 
     def flush(self) -> None:
-        """Do nothing: the sum is already in the buffer."""
+        """Check the sum, which is already in the buffer."""
+        self._check()
 
-    def to_update(self, reduced: ReducedValues) -> Tensor:
-        values = _as_tensor(reduced)
-        update = torch.empty(values.numel())
-        for part, whole in zip(torch.split(update, CHUNK), torch.split(values, CHUNK), strict=True):
+    def to_update(self, reduced: Tensor) -> Tensor:
+        update = torch.empty_like(reduced, dtype=torch.float32)
+        for part, whole in zip(self._parts(update), self._parts(reduced), strict=True):
             part.copy_(whole.double().div_(self._scale))
-        return update.to(self._device)
+        return update
+
+    def _parts(self, vector: Tensor) -> Sequence[Tensor]:
+        return torch.split(vector, self._at_once)
+
+    def _check(self) -> None:
+        """Reject a sum that is not finite or may have left the range."""
+        bound = float(self._bound)
+        if not math.isfinite(bound):
+            raise FloatingPointError("the update is not finite: training diverged; lower local.lr")
+        if bound >= self._limit:
+            raise OverflowError(
+                f"the exact sum exceeds its range of ±{self._limit / self._scale:.3g}: the updates are too large for "
+                "server.exact = true; lower local.lr or switch it off"
+            )
 
 
 class JudgedSum:
@@ -232,13 +239,8 @@ class JudgedSum:
         self.weight = total if self.cluster.is_server else 0.0
         self.inner.flush()
 
-    def to_update(self, reduced: ReducedValues) -> Tensor:
+    def to_update(self, reduced: Tensor) -> Tensor:
         return self.inner.to_update(reduced)
-
-
-def _as_tensor(reduced: ReducedValues) -> Tensor:
-    """Return a tensor of the sum. Arrays are copied, since a reduction's are read-only and tensors cannot be."""
-    return reduced if isinstance(reduced, Tensor) else torch.tensor(reduced)
 
 
 def check_ranks(ranks: int) -> None:

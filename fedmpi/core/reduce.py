@@ -122,12 +122,14 @@ class RoundSum:
         self.numbers = tuple(numbers)
         self.metrics = len(SUMS + ATTENDED + OBSERVED) + PER_RANK * cluster.size + len(self.numbers)
         self.dtype = dtype = _dtype(model, exact)
-        kept = torch.device("cpu") if exact else self.device  # device of the accumulator's sum
         self.head = (1 + len(vectors)) * self.values
-        self.buffer = cluster.sum_tensor(self.head + metric_slots(self.metrics, dtype), dtype, kept)
+        self.buffer = cluster.sum_tensor(self.head + metric_slots(self.metrics, dtype), dtype, self.device)
+        self.partial = self.buffer[: self.head]  # of this rank, on the model's device
+        if self.buffer.device != self.device:
+            self.partial = torch.empty_like(self.partial, device=self.device)
         sums: list[Accumulator] = [
-            FixedPointSum(part, self.device, ranks=cluster.size) if exact else FloatSum(part, self.device)
-            for part in torch.split(self.buffer[: self.head], self.values)
+            FixedPointSum(part, ranks=cluster.size) if exact else FloatSum(part)
+            for part in torch.split(self.partial, self.values)
         ]
         self.updates: Accumulator = sums[0]
         self.further = dict(zip(vectors, sums[1:], strict=True))
@@ -155,6 +157,8 @@ class RoundSum:
         self.updates.flush()
         for vectors in self.further.values():
             vectors.flush()
+        if self.buffer.device != self.device:
+            self.buffer[: self.head].copy_(self.partial)
         judged, moments = self.own, observer.moments() if observer else UpdateMoments()
         weight = judged.weight if isinstance(judged, JudgedSum) else report.weight
         visits, hops, idle_seconds = (relayed.visits, relayed.hops, relayed.idle_seconds) if relayed else (0, 0, 0.0)
@@ -174,7 +178,7 @@ class RoundSum:
         names = SUMS + ATTENDED + OBSERVED
         after = len(names) + PER_RANK * self.cluster.size
         busy, load, idle, cost = metrics[len(names) : after].reshape(PER_RANK, -1)
-        update, *others = torch.split(total[: self.head], self.values)
+        update, *others = torch.split(total[: self.head].to(self.device, non_blocking=True), self.values)
         further: dict[str, Any] = dict(zip(self.numbers, metrics[after:].tolist(), strict=True))
         for (name, vectors), summed in zip(self.further.items(), others, strict=True):
             further[name] = vectors.to_update(summed).clone()  # copied because an algorithm may keep it
@@ -183,7 +187,7 @@ class RoundSum:
 
     def release(self) -> None:
         """Drop the references to the buffer's memory before the cluster closes."""
-        self.updates, self.own = FloatSum(np.zeros(0, np.float32), torch.device("cpu")), None
+        self.updates, self.own = FloatSum(np.zeros(0, np.float32)), None
         self.further = {}
 
 

@@ -247,6 +247,8 @@ class Trainer:
         rule = self.worker.rule(plan)
         with self.loss.kept_generators():
             done = self._trained(plan, model, rule, total)
+        if self.hooks is not None:
+            self.hooks.settle()
         return replace(done, cost=self.worker.cost(plan, done.report), steady=not first)
 
     def check(self, plan: Plan, sums: dict[str, float]) -> None:

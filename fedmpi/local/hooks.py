@@ -76,11 +76,12 @@ class Hooks:
         for name, given in HOOKS.items():
             if overrides(algorithm, name):
                 takes(part, getattr(algorithm, name), *given, method=name)
-        self.state = ClientState(self.client_state, model.size, model.dtype, memory)
+        self.state = ClientState(self.client_state, model.size, model.dtype, memory, model.device)
         self.server = {name: torch.zeros_like(model.initial) for name in self.server_state}
         self.totals: dict[str, float] = {}
         self._accumulators: Mapping[str, Accumulator] = {}
         self._round, self._start = 0, model.initial
+        self._kept: list[tuple[int, str, Tensor]] = []
         if overrides(algorithm, "start"):
             with calling(part):
                 algorithm.start(model.copy(), model.layout, streams.generator(Purpose.ALGORITHM_START))
@@ -137,14 +138,23 @@ class Hooks:
 
     def keep(self, client: int, vectors: dict[str, Tensor], record: Tensor) -> None:
         """Store a client's state; reuse `record`, which the client was given, if all vectors are still in it."""
-        for name, vector in vectors.items():
-            if not bool(torch.isfinite(vector.sum())):
-                raise ValueError(f"client.{name} is not finite. Lower local.lr")
+        self._kept += [(client, name, vector.sum()) for name, vector in vectors.items()]
+        if record.device.type == "cpu":
+            self.settle()
         rows = zip(record.unbind(0), vectors.values(), strict=True)
         if all(row.data_ptr() == own.data_ptr() and own.is_contiguous() for row, own in rows):
-            self.state.put(client, record.numpy())
+            self.state.put(client, record)
         else:
-            self.state.put(client, torch.stack([*vectors.values()]).cpu().numpy())
+            self.state.put(client, torch.stack([*vectors.values()]))
+
+    def settle(self) -> None:
+        """Check the sums of the state kept since the last call; on a GPU the host waits for them once per round."""
+        kept, self._kept = self._kept, []
+        finite = torch.stack([total for *_, total in kept]).cpu().isfinite().tolist() if kept else []
+        for (client, name, _), sound in zip(kept, finite, strict=True):
+            if not sound:
+                with calling(self.part, self._round, client):
+                    raise ValueError(f"client.{name} is not finite. Lower local.lr")
 
     def server_step(self, update: Tensor, sums: Mapping[str, Any], totals: Totals) -> Tensor:
         """Return the update (d,) for the server optimizer; with no selected clients, the given update.
@@ -183,7 +193,7 @@ class Hooks:
 
     def _record(self, client: int) -> Tensor | None:
         """Return a client's kept vectors (vectors, d), which hooks may change in place; None if none are kept."""
-        return torch.from_numpy(self.state.record(client)) if self.client_state else None
+        return self.state.tensor(client) if self.client_state else None
 
 
 class ClientHooks:
@@ -193,7 +203,7 @@ class ClientHooks:
         self.hooks, self.task, self.server, self._record = hooks, task, server, record
         round = task.stream_round(hooks._round)
         self.generator = hooks.streams.later(Purpose.ALGORITHM, round, task.client)  # in the order of the hooks' calls
-        rows = () if record is None else record.to(hooks._start.device).unbind(0)
+        rows = () if record is None else record.unbind(0)
         self.client = Vectors("client", dict(zip(hooks.client_state, rows, strict=True)), facts)
 
     @cached_property

@@ -1,7 +1,7 @@
 """Sums over all ranks: in a node's shared memory (`window.py`), or of tensors where they are by MPI's Allreduce.
 
-On GPUs Allreduce needs an MPI that reads device memory (CUDA-aware); without one, updates are staged through host
-memory. MPI is the only transport; NCCL is not used.
+On GPUs Allreduce needs an MPI that reads device memory (CUDA-aware); without one, a sum is copied to host memory and
+back once per round. MPI is the only transport; NCCL is not used.
 """
 
 from __future__ import annotations
@@ -29,16 +29,22 @@ log = logging.getLogger(__name__)
 class AllreduceSum:
     """Sum of tensors by MPI Allreduce, called once all ranks have arrived; for a single process (None) a copy.
 
-    If the tensors are on a GPU, MPI receives their addresses.
+    If the tensors are on a GPU, MPI receives their addresses. `pinned` host memory is copied to a GPU in one pass.
     """
 
     def __init__(
-        self, comm: MPI.Intracomm | None, count: int, dtype: np.dtype, device: torch.device | None, moved: BytesMoved
+        self,
+        comm: MPI.Intracomm | None,
+        count: int,
+        dtype: np.dtype,
+        device: torch.device | None,
+        moved: BytesMoved,
+        pinned: bool = False,
     ):
         import torch
 
-        self.slot = torch.zeros(count, dtype=getattr(torch, dtype.name), device=device)
-        self.result = torch.zeros_like(self.slot)
+        kind = getattr(torch, dtype.name)
+        self.slot, self.result = (torch.zeros(count, dtype=kind, device=device, pin_memory=pinned) for _ in range(2))
         self._comm, self._moved = comm, moved
 
     def reduce(self) -> None:
@@ -83,7 +89,12 @@ def build_sum(
         way = "shared memory" if found is not None else "Allreduce" + (f" ({reason})" if reason else "")
         level = logging.WARNING if reason else logging.INFO
         log.log(level, "sums of %d %s (%.1f MB) go through %s", count, dtype, count * dtype.itemsize / 1e6, way)
-    return AllreduceSum(comms.world, count, dtype, None, moved) if found is None else found
+    pinned = device is not None and device.type == "cuda"
+    if found is None:
+        return AllreduceSum(comms.world, count, dtype, None, moved, pinned)
+    if pinned:
+        found.pin()
+    return found
 
 
 def cuda_aware() -> bool:

@@ -25,9 +25,10 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import mmap
 import os
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import cache
 from typing import TYPE_CHECKING, cast
 
@@ -277,6 +278,7 @@ class WindowSum:
         self._slots = [self._region(rank, 0, count, dtype) for rank in range(self._node.size)]
         self.slot = self._slots[self._node.rank]
         self.result = self._region(0, region, count, dtype)
+        self._pinned = ExitStack()
         first = int(away and self._node.size > 1)
         self._spared = self._node.rank < first
         self._slice = slice_of(self._node.rank - first, self._node.size - first, 0 if self._spared else count)
@@ -286,6 +288,22 @@ class WindowSum:
         self.slot[:] = 0
         self.result[self._slice] = 0
         self._synchronize()
+
+    def pin(self) -> None:
+        """Register this rank's slot and the result with CUDA, which then copies them in one pass."""
+        import torch
+
+        cuda = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        size, parts = mmap.PAGESIZE, (self.slot.ctypes.data, self.result.ctypes.data)
+        spans = sorted((start // size, -(-(start + self.slot.nbytes) // size)) for start in parts)
+        for start, end in [(spans[0][0], spans[1][1])] if spans[1][0] < spans[0][1] else spans:  # no page twice
+            if cuda.cudaHostRegister(start * size, (end - start) * size, 0) == 0:
+                self._pinned.callback(cuda.cudaHostUnregister, start * size)
+            else:
+                log.info("CUDA cannot register shared memory: copies of sums take two passes")
+                with suppress(RuntimeError):
+                    torch.zeros(1, device="cuda")  # else the next kernel would report this error
+                return
 
     def reduce(self) -> None:
         if self._spared:
@@ -301,6 +319,7 @@ class WindowSum:
 
     def close(self) -> None:
         self._slots = []
+        self._pinned.close()
         self._window.Unlock_all()
         self._window.Free()
 

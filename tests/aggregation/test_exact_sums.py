@@ -43,7 +43,7 @@ def test_both_accumulators_sum_coefficient_times_vector(size: int):
     floats, fixed = np.empty(size, np.float32), np.empty(size, np.int64)
     for accumulator, buffer in ((FloatSum(floats), floats), (FixedPointSum(fixed), fixed)):
         total(accumulator, chosen)
-        assert torch.allclose(accumulator.to_update(buffer).double(), expected, rtol=1e-5, atol=1e-7)
+        assert torch.allclose(accumulator.to_update(torch.from_numpy(buffer)).double(), expected, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("count", [SHORT - 1, SHORT, 5000])
@@ -97,7 +97,7 @@ def test_an_accumulator_starts_again_after_a_reset(kind: type, count: int):
     for _ in range(count):
         accumulator.add(torch.ones(10), 0.5)
     accumulator.flush()
-    assert accumulator.to_update(buffer).tolist() == [0.5 * count] * 10
+    assert accumulator.to_update(torch.from_numpy(buffer)).tolist() == [0.5 * count] * 10
 
 
 @pytest.mark.parametrize("bad", [float("nan"), -float("inf")])

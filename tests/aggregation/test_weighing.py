@@ -84,7 +84,7 @@ def summed(chosen: Weighing, losses: Sequence[float], updates: np.ndarray, exact
         for client, update in enumerate(updates):
             judged.add(torch.from_numpy(update).float(), 1.0, client)
     judged.flush()
-    return judged.to_update(buffer).double().numpy() / (judged.weight or 1.0)
+    return judged.to_update(torch.from_numpy(buffer)).double().numpy() / (judged.weight or 1.0)
 
 
 LR = 0.05

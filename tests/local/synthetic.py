@@ -84,7 +84,7 @@ def summed(
     """Σ coefficient · Δ of the tasks, by default from the model's initial values, and the report."""
     start = model.initial if start is None else start
     before = start.clone()
-    total = FloatSum(np.zeros(model.size, np.float64 if model.dtype == torch.float64 else np.float32), model.device)
+    total = FloatSum(torch.zeros_like(model.initial))
     report = engine.train(tasks, RoundJob(start, rule, round, total))
     total.flush()
     assert torch.equal(start, before), "the start stays as it is"

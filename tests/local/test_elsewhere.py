@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from fedmpi.aggregation.exact import FixedPointSum, FloatSum
 from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
 from fedmpi.core import experiment as core_experiment
 from fedmpi.core.experiment import Experiment
 from fedmpi.core.loop import Simulation
+from fedmpi.core.reduce import RoundSum
+from fedmpi.local import client_state
 from fedmpi.local.batched.engine import BatchedEngine
 from fedmpi.local.batched.stack import BoundNet
 from fedmpi.local.graphs import Graphs
+from fedmpi.local.hooks import ClientHooks, Hooks
 from fedmpi.local.measures import Gradients
 from fedmpi.local.merged import MergedEngine
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import ClientTask, LocalRule
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
+from fedmpi.mpi import Cluster
 from fedmpi.tasks.losses import task_loss
 from tests.local import networks
 from tests.local.elsewhere import Away, Mixed, elsewhere, recorded, transfers
@@ -60,7 +66,6 @@ MORE_RUNS = {
     "fedstas": ("preset=fedstas",),
     "private": (*FEDAVG, "server.weights=uniform", "privacy.clip_norm=1", "privacy.noise_multiplier=1"),
     "median of few values": (*FEDAVG, "compression=top-k", "server.aggregator=median"),
-    "exact": (*FEDAVG, "server.exact=true"),
     "astraea": ("preset=astraea",),
 }
 
@@ -113,18 +118,22 @@ def assert_alike(there: Tensor, here: Tensor, tolerance: float = 1e-12) -> None:
 
 
 @contextmanager
-def watched_steps() -> Iterator[list[str]]:
-    """Record the transfers between host and device while networks take their steps."""
+def watched(*methods: tuple[type, str]) -> Iterator[list[str]]:
+    """Record the kernels and transfers of calls of these methods."""
     seen: list[str] = []
-    step = BoundNet.step
 
-    def watched(net: BoundNet, *given: object) -> None:
-        with transfers() as found:
-            step(net, *given)  # type: ignore[arg-type]
-        seen.extend(found)
+    def watching(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, **named: Any) -> Any:
+            with transfers() as found:
+                result = method(*given, **named)
+            seen.extend(found)
+            return result
+
+        return call
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(BoundNet, "step", watched)
+        for owner, name in methods:
+            patched.setattr(owner, name, watching(getattr(owner, name)))
         yield seen
 
 
@@ -183,7 +192,7 @@ def test_engines_name_the_device_of_every_tensor(name: str, engine: type):
 @pytest.mark.parametrize("name", NETWORKS)
 def test_stacked_forms_name_the_device_of_every_tensor_and_copy_nothing_in_a_step(name: str):
     here = trained(name, BatchedEngine, STEPS, HERE)
-    with elsewhere() as device, watched_steps() as seen:
+    with elsewhere() as device, watched((BoundNet, "step")) as seen:
         assert_alike(trained(name, BatchedEngine, STEPS, device), here)
     assert set(seen) == {"kernel"}
 
@@ -218,7 +227,7 @@ def test_losses_copy_nothing_in_a_step(loss: str, targets: str):
         return summed(made(engine, model, source), model, tasks, STEPS)[0].cpu()
 
     here = found(SequentialEngine, HERE)
-    with elsewhere() as device, watched_steps() as seen:
+    with elsewhere() as device, watched((BoundNet, "step")) as seen:
         assert_alike(found(BatchedEngine, device), here, 1e-4)
     assert set(seen) == {"kernel"}
 
@@ -244,3 +253,27 @@ def test_runs_name_the_device_of_every_tensor(name: str, monkeypatch: pytest.Mon
     here = ran(settings, monkeypatch, None)
     with elsewhere() as device:
         assert_alike(ran(settings, monkeypatch, device), here, 1e-6)
+
+
+@pytest.mark.parametrize("algorithm", ["scaffold", "feddyn"])
+@pytest.mark.parametrize("exact", [False, True])
+def test_sums_and_state_stay_on_the_device(algorithm: str, exact: bool, monkeypatch: pytest.MonkeyPatch):
+    """A sum that MPI does not read there is copied once per round in each direction, as is state beyond the device's
+    share for each client; the bits are those of the CPU."""
+    settings = (*FEDAVG, f"local.algorithm={algorithm}", f"server.exact={exact}", "server.weights=uniform")
+    here, sum_tensor = ran(settings, monkeypatch, None), Cluster.sum_tensor
+    for near in (True, False):
+        if not near:
+            monkeypatch.setattr(Cluster, "sum_tensor", lambda self, count, dtype, _: sum_tensor(self, count, dtype))
+            monkeypatch.setattr(client_state, "DEVICE_SHARE", 0.0)
+        with (
+            elsewhere() as device,
+            watched((Hooks, "open"), (ClientHooks, "finish"), (FixedPointSum, "add"), (FloatSum, "add")) as of_clients,
+            watched((Hooks, "settle"), (RoundSum, "close"), (RoundSum, "reduce")) as of_rounds,
+        ):
+            assert torch.equal(ran(settings, monkeypatch, device), here)
+        assert of_clients.count("to the host") == (0 if near else 3 * 4)
+        assert of_clients.count("to the device") <= (0 if near else 2 * 4)
+        sums = 1 + (algorithm == "scaffold")
+        assert of_rounds.count("to the host") == 3 * (2 + exact * sums)
+        assert of_rounds.count("to the device") == 3
