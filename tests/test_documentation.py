@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import typer
 from PIL import Image
 from typer.testing import CliRunner
@@ -121,6 +122,8 @@ class Workplace:
         """Run a command of this package, or a Python file of the page."""
         line = re.split(r" \| | > ", re.sub(r"\s#.*", "", line.strip()))[0]
         line = re.sub(r"^(\.venv/bin/)?mpiexec -n \d+ (\.venv/bin/)?", "", line.rpartition("&& ")[2])
+        if not torch.cuda.is_available():
+            line = line.replace("cluster.device=cuda", "cluster.device=cpu")
         if not line or OTHERS.match(line):
             return
         for file in re.findall(r"(?<![\w/.])([\w-]+\.toml)", line):
