@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
+from fedmpi.local.graphs import Graphs
+
 Round = Callable[[Tensor], Tensor]
 
 
@@ -43,20 +45,12 @@ class Task:
             torch._foreach_add_(self.parameters, gradients, alpha=-self.lr)
 
 
-def captured(step: Callable[[], None], warm: int = 3) -> Callable[[], None]:
-    """Return what replays `step` as a CUDA graph; on a machine without a GPU, the step itself."""
-    if not torch.cuda.is_available():
+def captured(step: Callable[[], None], device: torch.device) -> Callable[[], None]:
+    """Return what replays `step` as a CUDA graph; on a CPU, the step itself."""
+    if device.type == "cpu":
         return step
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(warm):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    return graph.replay
+    step()
+    return Graphs(device).capture(step)
 
 
 def loop(task: Task) -> Round:
@@ -83,7 +77,7 @@ def graph_per_client(task: Task) -> Round:
         for rows in order.split(task.batch):
             task.step(x.index_select(0, rows), y.index_select(0, rows))
 
-    replay = captured(epoch)
+    replay = captured(epoch, x.device)
 
     def round(w: Tensor) -> Tensor:
         total = torch.zeros_like(w)
@@ -115,7 +109,7 @@ def vmapped(task: Task, graph: bool = False) -> Round:
             gradients = gradient(tuple(stacked), task.x[clients, rows], task.y[clients, rows])
             torch._foreach_add_(stacked, list(gradients), alpha=-task.lr)
 
-    run = captured(epoch, 1) if graph else epoch
+    run = captured(epoch, values.device) if graph else epoch
 
     def round(w: Tensor) -> Tensor:
         with torch.no_grad():

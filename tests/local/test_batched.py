@@ -18,9 +18,7 @@ from fedmpi.local.batched import translation
 from fedmpi.local.batched.engine import BatchedEngine, Feed, Timetable
 from fedmpi.local.batched.first_layer import KeptApart, ProductsAhead, pays_off, steps_at_once
 from fedmpi.local.batched.graph import GraphLayer
-from fedmpi.local.batched.pooled import PooledConvolution
 from fedmpi.local.batched.stack import Stack
-from fedmpi.local.batched.text import Tables
 from fedmpi.local.batched.translation import translate
 from fedmpi.local.engines import why_not_batched
 from fedmpi.local.measures import Gradients
@@ -211,21 +209,6 @@ def test_word_vectors_of_words_that_do_not_occur_stay_exactly_as_they_are() -> N
     assert changed.any() and not (changed & ~present).any()
 
 
-def test_changes_of_words_are_added_with_their_coefficients() -> None:
-    table = torch.randn(700, 3, dtype=torch.float64)
-    texts = [torch.arange(600).view(60, 10), torch.tensor([[5, 5, 699]])]
-    tables = Tables(texts, table)
-    tables.values += torch.randn_like(tables.values)
-    total, expected = torch.zeros_like(table), torch.zeros_like(table)
-    length = tables.add_changes(torch.tensor([0.5, -2.0]), total)
-    squares = 0.0
-    for words, coefficient in zip(tables.of_clients, (0.5, -2.0), strict=True):
-        change = coefficient * (tables.values - tables.start)[words]
-        expected[tables.rows[words]] += change
-        squares += float(change.square().sum())
-    assert torch.allclose(total, expected) and float(length) == pytest.approx(squares)
-
-
 @pytest.mark.parametrize("name", ["mlp", "cnn", "text-cnn", "graph gru"])
 def test_gradients_of_batched_clients_are_those_of_each_client(name: str) -> None:
     sizes = np.array([4, 30, 9])
@@ -273,10 +256,3 @@ def test_a_translation_leaves_the_module_and_the_generators_as_they_were() -> No
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
     ends = [0] + [slot.start + slot.size for slot in net.slots]
     assert all(slot.start % 16 == 0 and end <= slot.start for slot, end in zip(net.slots, ends, strict=False))
-
-
-def test_filters_are_written_as_often_as_their_number_pays() -> None:
-    for filters, copies in ((7, (2, 2)), (8, (1, 2)), (63, (1, 2)), (64, (1, 1))):
-        module = [nn.Conv2d(2, filters, 2), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(filters * 30, 5)]
-        net = translate(nn.Sequential(*module), networks.IMAGES)
-        assert [layer.copies for layer in net.layers if isinstance(layer, PooledConvolution)] == [copies]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -22,7 +22,6 @@ from fedmpi.core.loop import Simulation
 from fedmpi.core.reduce import RoundSum
 from fedmpi.local import client_state
 from fedmpi.local.batched.engine import BatchedEngine
-from fedmpi.local.batched.stack import BoundNet
 from fedmpi.local.graphs import Graphs
 from fedmpi.local.hooks import ClientHooks, Hooks
 from fedmpi.local.measures import Gradients
@@ -86,11 +85,11 @@ def built(name: str, device: torch.device) -> tuple[FlatModel, InMemorySource]:
     return FlatModel(module.double(), device), InMemorySource(description, SIZES, torch.float64, device)
 
 
-def trained(name: str, engine: type, rule: LocalRule, device: torch.device) -> Tensor:
-    """The sum of four clients' updates."""
+def trained(name: str, engine: type, rules: Sequence[LocalRule], device: torch.device) -> Tensor:
+    """The sums of four clients' updates in rounds of one engine."""
     model, source = built(name, device)
-    tasks = [ClientTask(client, None, 0.3) for client in range(len(SIZES))]
-    found, _ = summed(made(engine, model, source), model, tasks, rule)
+    tasks, trains = [ClientTask(client, None, 0.3) for client in range(len(SIZES))], made(engine, model, source)
+    found = torch.stack([summed(trains, model, tasks, rule, round)[0] for round, rule in enumerate(rules)])
     assert found.device == device
     return found.cpu()
 
@@ -184,17 +183,20 @@ def test_graphs_repeat_a_step_on_the_same_memory(caplog: pytest.LogCaptureFixtur
 @pytest.mark.parametrize("name", ["cnn", "text-cnn"])
 def test_engines_name_the_device_of_every_tensor(name: str, engine: type):
     for rule in RULES[engine]:
-        here = trained(name, engine, rule, HERE)
-        with elsewhere() as device:
-            assert_alike(trained(name, engine, rule, device), here)
+        here = trained(name, engine, [rule], HERE)
+        with elsewhere() as device, recorded():
+            assert_alike(trained(name, engine, [rule], device), here)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_stacked_forms_name_the_device_of_every_tensor_and_copy_nothing_in_a_step(name: str):
-    here = trained(name, BatchedEngine, STEPS, HERE)
-    with elsewhere() as device, watched((BoundNet, "step")) as seen:
-        assert_alike(trained(name, BatchedEngine, STEPS, device), here)
-    assert set(seen) == {"kernel"}
+    """One graph serves the steps of three and four clients, another those of one client, at every learning rate."""
+    rules = (STEPS, replace(STEPS, lr=0.02))
+    here = trained(name, BatchedEngine, rules, HERE)
+    with elsewhere() as device, recorded() as graphs, watched((Graphs, "run")) as seen:
+        assert_alike(trained(name, BatchedEngine, rules, device), here)
+    assert set(seen) == {"kernel"} and graphs == {"captured": 2, "replayed": 10}
+    assert name != "mlp" or len(seen) == 12 * 20
 
 
 @pytest.mark.parametrize(
@@ -227,7 +229,7 @@ def test_losses_copy_nothing_in_a_step(loss: str, targets: str):
         return summed(made(engine, model, source), model, tasks, STEPS)[0].cpu()
 
     here = found(SequentialEngine, HERE)
-    with elsewhere() as device, watched((BoundNet, "step")) as seen:
+    with elsewhere() as device, watched((Graphs, "run")) as seen:
         assert_alike(found(BatchedEngine, device), here, 1e-4)
     assert set(seen) == {"kernel"}
 

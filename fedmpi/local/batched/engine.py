@@ -92,14 +92,14 @@ class BatchedEngine:
 
     def _prepare(self, capacity: int, rows: int, rule: LocalRule, start: Tensor) -> Stack:
         """Return the stack of earlier rounds if it is large enough, else a new one."""
-        fused, kept = stack_optimizer(rule).fused, self._stack
+        fused, kept, together = stack_optimizer(rule).fused, self._stack, capacity
         if kept is not None and (kept.fused, kept.dtype) == (fused, start.dtype):
-            if kept.capacity >= capacity and kept.rows >= rows:
-                kept.begin(start)
-                return kept
             capacity, rows = max(capacity, kept.capacity), max(rows, kept.rows)
+            if (capacity, rows) == (kept.capacity, kept.rows):
+                kept.begin(start, together)
+                return kept
         self._stack = stack = Stack(self.net, capacity, rows, fused, start.dtype, start.device, self.model.loss)
-        stack.begin(start)
+        stack.begin(start, together)
         return stack
 
     def _train_chunk(self, tasks: list[ClientTask], together: int, rows: int, job: RoundJob) -> WorkReport:
@@ -136,7 +136,7 @@ class BatchedEngine:
             if self.hooks is not None:
                 with named_client(task.client, self.rank):
                     chunk.hooks.append(self.hooks.open(task, n))
-        timetable = Timetable(batches, [*map(len, chunk.labels)])
+        timetable = Timetable(batches, [*map(len, chunk.labels)], stack.together)
         chunk.steps = timetable.steps_of_clients
         chunk.report.steps, chunk.report.loss_count = sum(chunk.steps), int(timetable.counts.sum())
         corrections = self._corrections(chunk) if self.hooks is not None and self.hooks.corrects else None
@@ -151,13 +151,13 @@ class BatchedEngine:
             stack.look_ahead(read, timetable.orders(stack.device), max(timetable.most), together)
         products = None if stack.apart is None else stack.apart.products
         masks = [self._generator(Purpose.DROPOUT, task, job.round) for task in tasks] if rule.dropout else None
-        feed = Feed(timetable, read, chunk.labels, stack.dtype, products, not together, masks)
-        for step in range(timetable.steps):
-            net = stack.bound(timetable.active[step], timetable.most[step])
+        feed = Feed(timetable, read, chunk.labels, stack.dtype, products, not together, masks, stack.weight)
+        for step, active in enumerate(timetable.active):
+            net = stack.bound(stack.computed(active), timetable.most[step])
             feed.fill(net, step)
             stack.begin_step(step)
-            net.step(*feed.weights(net, step))
-            for block in stack.blocks(net.clients) if finishes else ():
+            stack.run(net, *feed.weights(net, step), masked=rule.dropout)
+            for block in stack.blocks(active) if finishes else ():
                 optimizer.finish(block, step + 1)
         stack.settle(chunk.steps)
 
@@ -176,9 +176,10 @@ class BatchedEngine:
         for first in range(0, len(order), together):
             places = order[first : first + together].tolist()
             chunk = self._load([ClientTask(int(clients[place]), rows_of[place], 1.0) for place in places])
-            timetable = Timetable([[None]] * len(places), [*map(len, chunk.labels)])
+            timetable = Timetable([[None]] * len(places), [*map(len, chunk.labels)], stack.together and len(places))
             with torch.no_grad():
-                feed = Feed(timetable, stack.open(chunk.features, w, StackOptimizer()), chunk.labels, stack.dtype)
+                read = stack.open(chunk.features, w, StackOptimizer())
+                feed = Feed(timetable, read, chunk.labels, stack.dtype, weight=stack.weight)
                 net = stack.bound(timetable.active[0], timetable.most[0])
                 feed.fill(net, 0)
                 net.step(*feed.weights(net, 0))
@@ -204,7 +205,7 @@ class BatchedEngine:
 
     def _kept_apart(self, rule: LocalRule, steps: int) -> bool:
         """Check whether the first layer's weights are stored in two parts while corrections move them."""
-        head = self.net.head
+        head = self.net.head if self.model.device.type == "cpu" else None
         return head is not None and pays_off(head.inputs, head.outputs, rule, steps)
 
     def _generator(self, purpose: Purpose, task: ClientTask, round: int) -> np.random.Generator:
@@ -231,7 +232,8 @@ def chunk_size(net: StackedNet, rows: int, rule: LocalRule, start: Tensor, extra
 
     On a CPU: as many as keep parameters, optimizer state and activations within CACHE_BYTES. The minimum is two, or one
     if a single client's activations exceed CACHE_BYTES. More clients spread the cost of a call, but values outside the
-    cache cost more. On a GPU: as many as fit in DEVICE_SHARE of the free memory.
+    cache cost more. On a GPU: as many as fit in DEVICE_SHARE of its memory, whatever other processes use, so that runs
+    repeat; word vectors include those of all words.
     """
     copies = 1 if rule.optimizer == "sgd" else 5
     activations = start.element_size() * rows * net.values_per_row
@@ -239,36 +241,41 @@ def chunk_size(net: StackedNet, rows: int, rule: LocalRule, start: Tensor, extra
     if start.device.type == "cpu":
         least = 2 if activations <= CACHE_BYTES else 1
         return int(np.clip(CACHE_BYTES // client_bytes, least, MOST_CLIENTS_CPU))
-    free, _ = torch.cuda.mem_get_info(start.device)
-    return int(np.clip(DEVICE_SHARE * free // client_bytes, 1, MOST_CLIENTS_DEVICE))
+    if net.embedding is not None:
+        client_bytes += start.element_size() * (copies + 1) * net.embedding.weight.size
+    _, memory = torch.cuda.mem_get_info(start.device)
+    return int(np.clip(DEVICE_SHARE * memory // client_bytes, 1, MOST_CLIENTS_DEVICE))
 
 
 class Timetable:
     """Steps and batch sizes of the clients of a chunk, which are sorted by steps, longest first.
 
     `batches` are the local samples of each step of every client, None = all of them; `sizes` the clients' samples.
+    With `fixed`, all batches have one size, and there are so many clients; the additional ones take no step.
     """
 
-    def __init__(self, batches: list[list[Ints | None]], sizes: Sequence[int]):
+    def __init__(self, batches: list[list[Ints | None]], sizes: Sequence[int], fixed: int = 0):
         self.steps = len(batches[0])
         self.batches = [
             [np.arange(size) if rows is None else rows for rows in own]
             for own, size in zip(batches, sizes, strict=True)
         ]
-        self.counts = np.zeros((self.steps, len(batches)), np.int64)  # (T, K): samples in the step, 0 when finished
+        self.fixed, clients = bool(fixed), max(fixed, len(batches))
+        self.counts = np.zeros((self.steps, clients), np.int64)  # (T, K): samples in the step, 0 when finished
         for client, own in enumerate(self.batches):
             self.counts[: len(own), client] = list(map(len, own))
         self.active: list[int] = np.count_nonzero(self.counts, axis=1).tolist()  # the first so many clients take a step
         self.steps_of_clients: list[int] = np.count_nonzero(self.counts, axis=0).tolist()
-        self.most: list[int] = self.counts.max(axis=1).tolist()  # samples in the largest batch of a step
+        most = self.counts.max(axis=1)
+        self.most: list[int] = (np.full_like(most, most.max()) if fixed else most).tolist()  # samples of a step's batch
 
     def filled(self, firsts: Sequence[int]) -> Tensor:
         """Return the samples of all steps, counted from each client's first, which fills up smaller batches.
 
         int64 (T, K, B).
         """
-        index = np.empty((*self.counts.shape, max(self.most)), np.int64)
-        index[:] = np.asarray(firsts)[:, None]
+        index = np.zeros((*self.counts.shape, max(self.most)), np.int64)
+        index[:, : len(firsts)] = np.asarray(firsts)[:, None]
         for client, own in enumerate(self.batches):
             for step, rows in enumerate(own):
                 index[step, client, : len(rows)] += rows
@@ -285,7 +292,7 @@ class Feed:
 
     `features` and `labels` have one tensor per client. `products` are those of `KeptApart`; `samples` is False if the
     first layer does not read a step's samples. `generators` are the streams of the clients' masks; None disables
-    dropout.
+    dropout. `weight` is a factor of all weights.
     """
 
     def __init__(
@@ -297,6 +304,7 @@ class Feed:
         products: Tensor | None = None,
         samples: bool = True,
         generators: Sequence[np.random.Generator] | None = None,
+        weight: float = 1.0,
     ):
         self.timetable, self._products, self._generators = timetable, products, generators
         joined, counts = not client_by_client(features[0]), timetable.counts
@@ -306,16 +314,24 @@ class Feed:
         device = self._all_labels.device
         self._positions = timetable.filled(np.cumsum([0, *map(len, labels[:-1])]).tolist()).to(device)
         counted = (np.arange(max(timetable.most)) < counts[:, :, None]).astype(np.float64)
-        weights = counted / np.maximum(counts, 1)[:, :, None]
+        weights = counted * (weight / np.maximum(counts, 1))[:, :, None]
         self._ragged = [bool((row[row > 0] != row.max()).any()) for row in counts]
         self._counted = torch.from_numpy(counted).unsqueeze(3).to(device=device, dtype=dtype)
         self._weights = torch.from_numpy(weights).unsqueeze(3).to(device=device, dtype=dtype)
+        self._given: dict[BoundNet, bytes] = {}  # sizes of the batches that a network's fixed weights are for
 
     def weights(self, net: BoundNet, step: int) -> tuple[Tensor | float, Tensor | None]:
         """Return weights (k, b, 1) or the one weight of all samples, and a mask of the real samples (None = all).
 
-        A sample weighs 1 / (samples of the client's batch), padding 0.
+        A sample weighs 1 / (samples of the client's batch), padding 0. On a GPU they are always in the same memory.
         """
+        if self.timetable.fixed:
+            sizes = self.timetable.counts[step, : net.clients].tobytes()
+            if self._given.get(net) != sizes:
+                self._given[net] = sizes
+                net.given[0].copy_(self._weights[step, : net.clients])
+                net.given[1].copy_(self._counted[step, : net.clients])
+            return net.given[0], net.given[1]
         if not self._ragged[step]:
             return 1.0 / net.rows, None
         return self._weights[step, : net.clients, : net.rows], self._counted[step, : net.clients, : net.rows]
@@ -338,5 +354,6 @@ class Feed:
                 dropout.keep_all()
                 continue
             for client, count in enumerate(counts):
-                dropout.draw(client, count, self._generators[client])
+                if count:
+                    dropout.draw(client, count, self._generators[client])
             dropout.send()

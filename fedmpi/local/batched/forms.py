@@ -30,12 +30,13 @@ class Weight:
     product that is never computed itself. Other weights get their gradients from autograd.
     """
 
-    __slots__ = ("alone", "done", "owner", "step", "target", "value")
+    __slots__ = ("alone", "done", "kept", "owner", "step", "target", "value")
 
     def __init__(self, value: Tensor, target: Tensor, step: Step, alone: bool):
         self.value, self.target, self.step, self.alone = value, target, step, alone
         self.done = False
         self.owner = self
+        self.kept: dict[int, Any] = {}  # index vectors of its form
 
     def seen_as(self, see: Callable[[Tensor], Tensor]) -> Weight:
         """Return the same parameter with reordered or joined axes; `see` makes such a view of a tensor."""

@@ -17,12 +17,15 @@ from fedmpi.local.batched.graph import GraphLayer
 from fedmpi.local.batched.layers import Layer, Place, Slot, StackedDropout, Step, Workspace
 from fedmpi.local.batched.text import Embedding, Tables
 from fedmpi.local.batched.update import Block, StackOptimizer, StackSGD
+from fedmpi.local.graphs import Graphs
 from fedmpi.tasks.losses import CROSS_ENTROPY, CrossEntropyLoss, Loss
 
 MOST_BINDINGS = 64
 JOIN_BELOW = 1024
 """Bytes of a sample below which one call per step gathers the joined samples of all clients. Larger samples are
 gathered client by client, which saves the copy that joins them."""
+_negative_softmax = torch.ops.aten.elu_backward.grad_input
+"""−weights · exp(x) of x ≤ 0 in one kernel: the gradient of an exponential linear unit with the scale −1."""
 
 
 def client_by_client(samples: Tensor) -> bool:
@@ -50,6 +53,9 @@ class Stack:
         self.start = torch.zeros(1, net.stack_size, dtype=dtype, device=device)
         self.losses = torch.zeros(capacity * rows, dtype=dtype, device=device)
         self.workspace = Workspace(dtype, device)
+        self.graphs = Graphs(device)
+        self.together = 0  # on a GPU, clients of the largest step; a step computes those of half as many, and so on
+        self.weight = 1.0  # factor of the samples' weights
         self.step, self.drift = Step(1, 0), Drift()
         self.ahead = ProductsAhead(self.step, self.drift, self.workspace)
         self.clients, self.size = 0, net.size
@@ -63,9 +69,10 @@ class Stack:
         self._parts = [(slot, slot.size, self._parameter_in(self.start[0], slot)) for slot in net.slots]
         self._bound: dict[tuple[int, int], BoundNet] = {}
 
-    def begin(self, start: Tensor) -> None:
-        """Copy the server's values (d,) of this round."""
+    def begin(self, start: Tensor, together: int = 0) -> None:
+        """Copy the server's values (d,) of this round, in which at most so many clients are batched, 0 = capacity."""
         self.size = start.numel()
+        self.together = 0 if self.device.type == "cpu" else together or self.capacity
         for slot in self.net.slots:
             slot.of_stack(self.start, slot.arranged)[0].copy_(slot.from_flat(start))
 
@@ -80,8 +87,11 @@ class Stack:
         """Start the work of some clients at the server's values."""
         self.clients = len(features)
         self.losses.zero_()
-        self.values[: self.clients].copy_(self.start.expand(self.clients, -1))
+        filled = self.values[: self.together or self.clients]
+        filled.copy_(self.start.expand(len(filled), -1))
         self.step.keep, self.step.rate = optimizer.step.keep, optimizer.step.rate
+        if self.together:  # kernels of a graph keep their numbers: the rate becomes a factor of the samples' weights
+            self.step.rate, self.weight = 1.0, -optimizer.step.rate
         if not self.fused:
             self._block.first.zero_()
             self._block.second.zero_()
@@ -98,7 +108,12 @@ class Stack:
                     self.apart = KeptApart(shape, optimizer, self.drift, samples, self.workspace)
                 self._correct(corrections, optimizer)
             return samples
-        self.tables = tables = Tables(features, embedding.weight.from_flat(start), self.fused)
+        table = embedding.weight.from_flat(start)
+        if self.tables is None or not self.together:
+            self.tables = Tables(features, table, self.fused, self.capacity if self.together else 0)
+        else:
+            self.tables.reopen(features, table)
+        tables = self.tables
         self._table_block = Block.of(tables.values, tables.gradient, tables.start, not self.fused)
         return tables.ids
 
@@ -144,10 +159,26 @@ class Stack:
         if key not in self._bound:
             if len(self._bound) >= MOST_BINDINGS:
                 self._bound.clear()
+                self.graphs.clear()
             self._bound[key] = BoundNet(self, clients, rows)
         found = self._bound[key]
         found.attach(self.tables)
         return found
+
+    def computed(self, active: int) -> int:
+        """Return how many clients a step of the first `active` ones computes; the others have samples of weight 0.
+
+        On a GPU they are K, K/2, K/4, …, rounded up, so that few graphs serve all steps.
+        """
+        clients = self.together if self.together and self.step.keep in (0, 1) else active
+        while clients > 1 and (clients + 1) // 2 >= active:
+            clients = (clients + 1) // 2
+        return clients
+
+    def run(self, net: BoundNet, weights: Tensor | float, counted: Tensor | None, masked: bool) -> None:
+        """Take a step of a bound network, on a GPU as a graph; `masked` if dropout masks are drawn."""
+        key = net.clients, net.rows, self.step.keep, masked
+        self.graphs.run(key, lambda: net.step(weights, counted))
 
     def blocks(self, clients: int) -> list[Block]:
         """Return the blocks that the optimizer changes for the first `clients` clients."""
@@ -237,6 +268,9 @@ class BoundNet:
         self.graph = graphs[0] if graphs else None
         loss = CrossEntropy if isinstance(stack.loss, CrossEntropyLoss) else PerSampleLoss
         self.loss = loss(replace(place, number=len(self.layers)), self.output, stack.loss, net.description)
+        self.given = torch.zeros(
+            2, clients, rows, 1, dtype=stack.dtype, device=stack.device
+        )  # fixed weights and counts
         self._sums = stack.losses[: clients * rows].view(clients, rows, 1)
         self._clients_x = list(self.x.unbind(0))
         self.flat_labels = self.loss.labels.flatten(0, 1)
@@ -280,7 +314,7 @@ class BoundNet:
             gradient = layer.backward(gradient)
 
     def step(self, weights: Tensor | float, counted: Tensor | None) -> None:
-        """Run the forward pass, the loss and the backward pass."""
+        """Run the forward pass, the loss and the backward pass; see `CrossEntropy.gradient`."""
         self.forward()
         self.backward(self.loss.gradient(weights, counted, self._sums))
 
@@ -290,7 +324,7 @@ class CrossEntropy:
 
     def __init__(self, place: Place, logits: Tensor, loss: Loss, description: DataDescription):
         clients, rows = place.clients, place.rows
-        self.logits = logits
+        self.logits, self._fused = logits, logits.device.type != "cpu"
         self.labels = place.take("labels", clients, rows, dtype=torch.int64)
         self._labels = self.labels.unsqueeze(2)
         self._log = place.take("log", *logits.shape)
@@ -299,7 +333,7 @@ class CrossEntropy:
         self._minus_one = self._minus_one.expand(clients, rows, 1)
 
     def gradient(self, weights: Tensor | float, counted: Tensor | None, sums: Tensor) -> Tensor:
-        """Return ∂/∂logits of Σ weights · loss; add the samples' losses to `sums` (k, b, 1).
+        """Return ∂/∂logits of Σ weights · loss, on a GPU its negative; add the samples' losses to `sums` (k, b, 1).
 
         `weights` (k, b, 1) are 1 / samples of the client's batch and 0 for padding, `counted` (k, b, 1) is 1 for a
         sample and 0 for padding; None = all are samples.
@@ -310,6 +344,9 @@ class CrossEntropy:
             sums.sub_(self._picked)
         else:
             sums.addcmul_(self._picked, counted, value=-1)
+        if self._fused and isinstance(weights, Tensor):
+            _negative_softmax(weights, 1, -1, 1, False, self._log, grad_input=self._log)
+            return self._log.scatter_add_(2, self._labels, weights)
         gradient = torch.exp(self._log, out=self._log).scatter_add_(2, self._labels, self._minus_one)
         return gradient.mul_(weights)
 
@@ -334,4 +371,5 @@ class PerSampleLoss:
             (gradient,) = torch.autograd.grad(losses, tried, weights.reshape(-1))
         losses = losses.detach()
         sums.view(-1).add_(losses if counted is None else losses * counted.reshape(-1))
-        return gradient.reshape(self.outputs.shape)
+        gradient = gradient.reshape(self.outputs.shape)
+        return gradient if gradient.device.type == "cpu" else gradient.neg()

@@ -9,7 +9,6 @@ into a matrix, words of the texts × words of the filters, whose product with th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -29,30 +28,47 @@ SPREAD_VALUES = 1 << 18
 
 
 class Tables:
-    """Word vectors of the clients of one chunk, concatenated client after client."""
+    """Word vectors of the clients of one chunk, concatenated client after client.
 
-    def __init__(self, texts: Sequence[Tensor], table: Tensor, fused: bool = True):
-        words, self.ids, self.bounds = [], [], [0]
-        for text in texts:
+    They are those of a client's words or, for `whole` clients, all words: such tables are reused, as graphs need them.
+    """
+
+    def __init__(self, texts: Sequence[Tensor], table: Tensor, fused: bool = True, whole: int = 0):
+        words, self.ids, self.bounds, self.whole = [], [], [0], whole
+        for text in () if whole else texts:
             present, local = torch.unique(text, return_inverse=True)
             words.append(present)
             self.ids.append(local + self.bounds[-1])
             self.bounds.append(self.bounds[-1] + len(present))
+        if whole:
+            self.bounds = [client * len(table) for client in range(whole + 1)]
+            words = [torch.arange(len(table), device=table.device)] * whole
         self.rows = torch.cat(words).long()
         self.start = table.index_select(0, self.rows)
         self.values = self.start.clone()
         self.of_clients = [slice(*pair) for pair in zip(self.bounds, self.bounds[1:], strict=False)]
         self.gradient = self.values if fused else torch.zeros_like(self.start)
+        if whole:
+            self.reopen(texts, table)
+
+    def reopen(self, texts: Sequence[Tensor], table: Tensor) -> None:
+        """Start with other clients in tables of all words."""
+        self.ids = [text.long() + first for text, first in zip(texts, self.bounds, strict=False)]
+        self.values.copy_(torch.index_select(table, 0, self.rows, out=self.start))
 
     def add_changes(self, coefficients: Tensor, total: Tensor) -> Tensor:
         """Compute total (V, E) += Σ coefficient · (value − start) in blocks of words whose changes stay in the cache;
         return the squared norm of the added sum."""
+        if self.whole:
+            values = self.values.view(self.whole, -1)[: len(coefficients)]
+            change = torch.mv(values.t(), coefficients).sub_(self.start[: len(total)].view(-1) * coefficients.sum())
+            total.add_(change.view(total.shape))
+            return change.dot(change)
         length = total.new_zeros(())
-        block = BLOCK if total.device.type == "cpu" else len(self.rows)
-        scratch = total.new_empty(min(block, len(self.rows)), total.shape[1])
+        scratch = total.new_empty(min(BLOCK, len(self.rows)), total.shape[1])
         for client, coefficient in enumerate(coefficients):
             own = slice(self.bounds[client], self.bounds[client + 1])
-            parts = (torch.split(whole[own], block) for whole in (self.rows, self.values, self.start))
+            parts = (torch.split(every[own], BLOCK) for every in (self.rows, self.values, self.start))
             for rows, values, start in zip(*parts, strict=True):
                 change = torch.sub(values, start, out=scratch[: len(rows)]).mul_(coefficient)
                 total.index_add_(0, rows, change)
@@ -128,9 +144,6 @@ class Peaks:
         return found.view(self.clients, self.rows, self.length, -1)
 
 
-_peaks = lru_cache(64)(Peaks)
-
-
 class Highest(torch.autograd.Function):
     """Filters (k, F, w · E) over texts (k, b, L, E), the maximum of each over all positions, and ReLU: (k, b, F)."""
 
@@ -138,7 +151,10 @@ class Highest(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, value: Tensor, bias: Tensor, weight: Weight, bias_weight: Weight) -> Tensor:
         clients, rows, length, dimension = x.shape
         width, filters = value.shape[2] // dimension, value.shape[1]
-        ctx.at = at = _peaks(clients, rows, length, width, filters, x.device)
+        kept = weight.owner.kept  # as long as the bound network and its graph
+        if length not in kept:
+            kept[length] = Peaks(clients, rows, length, width, filters, x.device)
+        ctx.at = at = kept[length]
         patches = x.contiguous().unfold(2, width, 1).transpose(3, 4).reshape(clients, rows * at.positions, -1)
         scores = torch.bmm(patches, value.transpose(1, 2)).view(clients, rows, at.positions, filters)
         highest, where = scores.max(2)
