@@ -2,6 +2,7 @@
 
     python -m benchmarks.gpu.rounds                         every case
     python -m benchmarks.gpu.rounds W1 lstm --tf32          some, with TensorFloat-32
+    python -m benchmarks.gpu.rounds W2 --patch-bytes 0      all convolutions grouped; with 1e12 all by products
     python -m benchmarks.gpu.rounds --device cpu --quick    a smoke test without a GPU and without graphs
 
 The ways alternate within a pass; ratios to the plain loop are taken within a pass, and the table shows medians.
@@ -24,6 +25,7 @@ from benchmarks.measure import in_turns, table, wait_for
 from benchmarks.workloads import MODELS, WORKLOADS, Workload
 from fedmpi.aggregation.exact import FloatSum
 from fedmpi.common.streams import Streams
+from fedmpi.local.batched import convolution
 from fedmpi.local.batched.engine import BatchedEngine
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import ClientTask, LocalRule, RoundJob
@@ -132,7 +134,9 @@ def main() -> None:
     parser = gpu_parser(__doc__, "cases", CASES)
     parser.add_argument("--passes", type=int, default=5)
     parser.add_argument("--tf32", action="store_true")
+    parser.add_argument("--patch-bytes", type=float, default=convolution.PATCH_BYTES)
     asked = parser.parse_args()
+    convolution.PATCH_BYTES = asked.patch_bytes
     torch.set_num_threads(1)
     torch.backends.cudnn.allow_tf32 = asked.tf32
     torch.set_float32_matmul_precision("high" if asked.tf32 else "highest")

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # All measurements on a machine with a GPU, from the repository's root; each part has a time limit of its own.
-#   BUDGET=400 PARTS="exact rounds presets ranks waits repeats tf32" OUT=out bash benchmarks/gpu/run.sh
+#   BUDGET=400 PARTS="exact rounds presets ranks waits repeats tf32 products grouped" OUT=out bash benchmarks/gpu/run.sh
 #   DEVICE=cpu QUICK=1 OUT=out bash benchmarks/gpu/run.sh      tries the script without a GPU
 # WHEELS may name a folder of wheels for a machine without a network; PYTHON and MPIEXEC the programs to use.
 set -u
 device=${DEVICE:-cuda} quick=${QUICK:+--quick} python=${PYTHON:-python3} budget=${BUDGET:-400}
-parts=${PARTS:-engines exact order rounds presets ranks waits repeats tf32}
+parts=${PARTS:-engines exact order rounds presets ranks waits repeats tf32 products grouped}
 out=${OUT:-gpu-out} wheels=${WHEELS:-} work=$(mktemp -d) began=$SECONDS
 export KINETO_LOG_LEVEL=5 PYTHONUNBUFFERED=1 OMP_NUM_THREADS=${OMP_NUM_THREADS:-4} PYTHONPATH=$work/site:$PWD
 mkdir -p "$out"
@@ -56,6 +56,9 @@ part ranks 60 bash -c ranks
 part waits 60 "$python" -m benchmarks.gpu.waits --device "$device" --budget 30 $quick
 check repeats 40
 part tf32 40 "$python" -m benchmarks.gpu.rounds W2 resnet18 transformer --device "$device" --budget 30 --tf32 $quick
+for form in products:1e12 grouped:0; do
+    part ${form%:*} 20 "$python" -m benchmarks.gpu.rounds W2 cifar-cnn --device "$device" --budget 15 --patch-bytes ${form#*:} $quick
+done
 echo "== $((SECONDS - began)) s; failed checks:"
 grep -h '^FAIL' "$out"/*.txt
 rm -rf "$work"

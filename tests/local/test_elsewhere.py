@@ -21,6 +21,7 @@ from fedmpi.core.experiment import Experiment
 from fedmpi.core.loop import Simulation
 from fedmpi.core.reduce import RoundSum
 from fedmpi.local import client_state
+from fedmpi.local.batched import convolution
 from fedmpi.local.batched.engine import BatchedEngine
 from fedmpi.local.graphs import Graphs
 from fedmpi.local.hooks import ClientHooks, Hooks
@@ -45,10 +46,14 @@ RULES = {
     MergedEngine: [LocalRule(lr=0.05, epochs=1, batch_size=None)],
 }
 NETWORKS = {
-    **dict.fromkeys(("mlp", "cnn"), MIDDLE_IMAGES),
+    "mlp": MIDDLE_IMAGES,
     **dict.fromkeys(("text-cnn", "transformer"), TEXTS),
     **dict.fromkeys(("graph gru, time first", "graph convolutions"), networks.TEXTS),
-    **dict.fromkeys(("means", "means of eight filters", "graph dropout at several places"), networks.IMAGES),
+    "graph dropout at several places": networks.IMAGES,
+}
+CONVOLUTIONS = {
+    "cnn": MIDDLE_IMAGES,
+    **dict.fromkeys(("convolutions", "means", "means of eight filters", "odd sizes"), networks.IMAGES),
 }
 FEDAVG = ("preset=fedavg", "clients.count=4", "local.engine=sequential")
 SIDE_BY_SIDE = (*FEDAVG[:2], "local.engine=batched")
@@ -79,7 +84,7 @@ def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
 def built(name: str, device: torch.device) -> tuple[FlatModel, InMemorySource]:
     """Build a network and clients' samples on a device."""
     torch.manual_seed(1)
-    description = NETWORKS[name]
+    description = (NETWORKS | CONVOLUTIONS)[name]
     own = name in networks.CHAINS or name.startswith("graph ")
     module = networks.made(name)[0] if own else build(name, {}, description, 1)
     return FlatModel(module.double(), device), InMemorySource(description, SIZES, torch.float64, device)
@@ -197,6 +202,19 @@ def test_stacked_forms_name_the_device_of_every_tensor_and_copy_nothing_in_a_ste
         assert_alike(trained(name, BatchedEngine, rules, device), here)
     assert set(seen) == {"kernel"} and graphs == {"captured": 2, "replayed": 10}
     assert name != "mlp" or len(seen) == 12 * 20
+
+
+@pytest.mark.parametrize("patch_bytes", [0, 1 << 40])
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_both_forms_of_convolutions_have_the_gradients_of_the_module(
+    name: str, patch_bytes: int, monkeypatch: pytest.MonkeyPatch
+):
+    """By products with patches of any size, and grouped."""
+    monkeypatch.setattr(convolution, "PATCH_BYTES", patch_bytes)
+    here = trained(name, SequentialEngine, STEPS, HERE)
+    with elsewhere() as device, watched((BoundNet, "step")) as seen:
+        assert_alike(trained(name, BatchedEngine, STEPS, device), here, 1e-10)
+    assert set(seen) == {"kernel"}
 
 
 @pytest.mark.parametrize(

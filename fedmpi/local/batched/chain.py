@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from fedmpi.common.errors import raised
 from fedmpi.data.schema import DataDescription
-from fedmpi.local.batched.convolution import Convolution, Geometry, ImageColumns, MaxPool, MeanPool
+from fedmpi.local.batched.convolution import CONVOLUTION, Geometry, ImageColumns, ImagePool, MaxPool, MeanPool
 from fedmpi.local.batched.first_layer import FirstLinear
 from fedmpi.local.batched.forms import LAYERS
 from fedmpi.local.batched.layers import (
@@ -36,7 +36,7 @@ ROWS = 3
 """Dummy samples of a batch."""
 DROPOUTS = (Dropout, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 LARGEST_UNFOLDED = 100_000
-"""Values of one unfolded image above which torch's own convolution, client by client, is faster."""
+"""Values of one unfolded image above which torch's own convolution, client by client, is faster on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +152,7 @@ class _Translation:
         self.slots: list[Slot] = []
         self.shape = tuple(description.feature_shape)
         self.columns = False  # True if activations are columns, False if they are rows
+        self.images = next(traced.copied.parameters()).device.type != "cpu"  # convolutions read images, not columns
         self.start = self.size = 0
         self.offsets: dict[int, int] = {}
         if description.task == "text":
@@ -234,10 +235,10 @@ class _Translation:
         geometry = Geometry(self._image(), _pair(part.kernel_size), _pair(part.stride), self._padding(part))
         if part.in_channels != self.shape[0] or min(geometry.output) < 1:
             raise NotStackable(f"Conv2d of {part.in_channels} channels on an input of shape {self.shape}")
-        if geometry.patch * math.prod(geometry.output) > LARGEST_UNFOLDED:
+        if not self.images and geometry.patch * math.prod(geometry.output) > LARGEST_UNFOLDED:
             raise NotStackable(f"Conv2d on an input of shape {self.shape}, too large to be unfolded")
         weight, bias = self.slot(part.weight), None if part.bias is None else self.slot(part.bias)
-        self.layers.append(Convolution(geometry, part.out_channels, weight, bias))
+        self.layers.append(CONVOLUTION[self.images](geometry, part.out_channels, weight, bias))
         self.shape = (part.out_channels, *geometry.output)
 
     def pool(self, part: nn.MaxPool2d) -> None:
@@ -263,16 +264,16 @@ class _Translation:
         return Geometry(self._image(), _pair(part.kernel_size), _pair(part.stride), _pair(part.padding))
 
     def _pool(self, layer: MaxPool | MeanPool) -> None:
-        self.layers.append(layer)
+        self.layers.append(ImagePool(layer) if self.images else layer)
         self.shape = (self.shape[0], *layer.geometry.output)
 
     def _image(self) -> tuple[int, int, int]:
-        """Return channels, height and width; from here on the images are columns."""
-        if len(self.shape) != 3 or (self.layers and not self.columns):
+        """Return channels, height and width; on a CPU the images are columns from here on."""
+        if len(self.shape) != 3 or (self.layers and not self.columns and not self.images):
             raise NotStackable(f"a layer of images on values of shape {self.shape}")
-        if not self.columns:
+        if not self.columns and not self.images:
             self.layers.append(ImageColumns((self.shape[0], self.shape[1], self.shape[2])))
-        self.columns = True
+        self.columns = not self.images
         return self.shape[0], self.shape[1], self.shape[2]
 
     def _padding(self, part: nn.Conv2d) -> tuple[int, int]:

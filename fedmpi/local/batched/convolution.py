@@ -1,4 +1,4 @@
-"""Batched convolution and max pooling on columns (k, channels · height · width, b).
+"""Batched convolution and pooling: on a CPU on columns (k, channels · height · width, b), on a GPU on images.
 
 With the samples as the innermost axis, unfolding an image copies whole runs of values by one index, and folding the
 gradient back sums runs. Both are library kernels (index_select, embedding_bag), and nothing has to be permuted.
@@ -6,6 +6,7 @@ gradient back sums runs. Both are library kernels (index_select, embedding_bag),
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,13 +14,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding_bag
+from torch.nn.functional import embedding_bag, pad
 
 from fedmpi.local.batched.layers import Biased, Layer, Place, Slot, copy_strided
 
 BLOCK = 8
 """Multiple of values to which patches are padded in the product of the weights' gradient, which takes up to half as
 long again with patches of 63 values as with 64."""
+PATCH_BYTES = 32 << 20
+"""Largest patches of a step, in bytes, with which a GPU computes products instead of one grouped convolution. They fit
+in its second-level cache: 40 MB on an A100, 50 MB on an H100 (NVIDIA's white papers). Grouped convolutions need none,
+but may be slow (PyTorch's issues 70954 and 73764). The limit has not been measured; `python -m benchmarks.gpu.rounds
+--patch-bytes` measures both forms."""
 
 
 class ImageColumns(Layer):
@@ -84,23 +90,18 @@ class Geometry:
 
 
 class Maps:
-    """Index vectors of a geometry for up to K clients, computed once per device."""
+    """Index vectors of a geometry for up to K clients, computed once."""
 
     def __init__(self, geometry: Geometry):
-        self.geometry = geometry
-        self._made: dict[torch.device, tuple[int, Tensor, Tensor, Tensor]] = {}
+        self.geometry, self._clients = geometry, 0
 
-    def of(self, clients: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    def of(self, clients: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return three vectors. `gather` (k · patches): the runs that index_select copies. `members` and `offsets` (k ·
         units + 1): the values of the patches that embedding_bag sums into every input value."""
-        made = self._made.get(device)
-        if made is None or made[0] < clients:
-            gather, members, starts = self._make(clients)
-            made = self._made[device] = (clients, gather.to(device), members.to(device), starts.to(device))
-        _, gather, members, starts = made
-        unfolded, units = gather.numel() // made[0], self.geometry.units
-        per_client = members.numel() // made[0]
-        return gather[: clients * unfolded], members[: clients * per_client], starts[: clients * units + 1]
+        if self._clients < clients:
+            self._clients, self._made = clients, self._make(clients)
+        gather, members, starts = self._made
+        return gather[:clients].flatten(), members[:clients].flatten(), starts[: clients * self.geometry.units + 1]
 
     def _make(self, clients: int) -> tuple[Tensor, Tensor, Tensor]:
         index, units = self.geometry.unfold_index(), self.geometry.units
@@ -111,7 +112,7 @@ class Maps:
         gather = torch.where(index >= 0, index + 1 + client * units, 0)
         all_members = members + client * index.numel()
         starts = torch.cat([torch.zeros(1, dtype=torch.int64), counts.repeat(clients).cumsum(0)])
-        return gather.reshape(-1).int(), all_members.reshape(-1).int(), starts.int()
+        return gather.int(), all_members.int(), starts.int()
 
 
 class Patches:
@@ -124,7 +125,7 @@ class Patches:
         memory = place.take("patches", clients * size + block - size, positions)
         self.of_clients = memory[: clients * size].view(clients, size, positions)
         self.filled = memory.as_strided((clients, block, positions), (size * positions, positions, 1))
-        self._gather, self._members, self._offsets = maps.of(clients, place.workspace.device)
+        self._gather, self._members, self._offsets = maps.of(clients)
         # the runs of the input, preceded by the run of the b values before it
         self._runs = x.as_strided((1 + clients * at.units, rows), (rows, 1), x.storage_offset() - rows)
         self._copied = self.of_clients.view(-1, rows)
@@ -186,6 +187,57 @@ class Convolution(Biased):
         return folded
 
 
+class ImageConvolution(Convolution):
+    """The same on images (b, k, channels, height, width), which other layers receive as views: rows (k, b, ·).
+
+    It is a product with patches (k, patch, b · output), or a convolution with k groups.
+    """
+
+    def attach(self, place: Place, x: Tensor) -> None:
+        self.first = place.first
+        self.weight, self.target = place.parameter(self.slots[0], self.filters, self.geometry.patch)
+        self.attach_bias(place, self.slots[1], self.filters, 1)
+        self.images = torch.unflatten(x.transpose(0, 1), 2, self.geometry.image)
+        self.made = place.take("output", place.rows, place.clients, self.filters, *self.geometry.output)
+        self.output = self.made.flatten(2).transpose(0, 1)
+        self.multiplies = self.geometry.patch * self.made[:, :, 0].nbytes <= PATCH_BYTES
+
+    def forward(self) -> None:
+        at, (down, right), shape = self.geometry, self.geometry.padding, self.made.shape
+        if self.multiplies:
+            padded = pad(self.images, (right, right, down, down)) if down or right else self.images
+            windows = padded.unfold(3, at.kernel[0], at.stride[0]).unfold(4, at.kernel[1], at.stride[1])
+            self.read = windows.permute(1, 2, 5, 6, 0, 3, 4).reshape(len(self.weight), at.patch, -1)
+            found = torch.unflatten(torch.bmm(self.weight, self.read), 2, (-1, *at.output)).permute(2, 0, 1, 3, 4)
+        else:
+            self.read, self.kernels = self.images.flatten(1, 2), self.weight.reshape(-1, at.image[0], *at.kernel)
+            found = torch.conv2d(self.read, self.kernels, None, at.stride, at.padding, 1, shape[1]).view(shape)
+        torch.add(found, 0 if self.bias is None else self.bias.unsqueeze(3), out=self.made)
+
+    def backward(self, gradient: Tensor) -> Tensor:
+        at, of_made, of_images = self.geometry, gradient.transpose(0, 1).reshape(self.made.shape), gradient
+        if self.multiplies:
+            product = of_made.permute(1, 2, 0, 3, 4).flatten(2)
+            if not self.first:
+                patches = torch.bmm(self.weight.transpose(1, 2), product).view(*self.read.shape[:2], len(of_made), -1)
+                window = at.image[1:], at.kernel, (1, 1), at.padding, at.stride
+                of_images = torch.ops.aten.col2im(patches.permute(2, 0, 1, 3).flatten(0, 1), *window)
+            self.step.product(self.target, product, self.read.transpose(1, 2))
+        else:
+            given = of_made.flatten(1, 2), self.read, self.kernels, None, at.stride, at.padding, (1, 1), False, (0, 0)
+            wanted = not self.first, True, False
+            of_images, of_weight, _ = torch.ops.aten.convolution_backward(*given, len(self.weight), wanted)
+            self.step.plain(self.target, of_weight.view(self.weight.shape))
+        if self.bias is not None:
+            self.step.plain(self.bias_target, of_made.sum((0, 3, 4)).unsqueeze(2))
+        del self.read
+        return gradient if self.first else of_images.reshape(*of_made.shape[:2], -1).transpose(0, 1)
+
+
+CONVOLUTION = {False: Convolution, True: ImageConvolution}
+"""Form of a convolution, by whether it reads images."""
+
+
 class _Pool(Layer):
     """Pooling by PyTorch's own kernels, which receive the columns as channels-last images of b "channels"."""
 
@@ -242,3 +294,26 @@ class MeanPool(_Pool):
     def spread(self, gradient: Tensor) -> Tensor:
         found: Tensor = torch.ops.aten.avg_pool2d_backward(gradient, self.x, *self.window)
         return found
+
+
+class ImagePool(Layer):
+    """A pooling, applied to images."""
+
+    def __init__(self, pool: MaxPool | MeanPool):
+        self.pool, self.values = pool, pool.values
+
+    def attach(self, place: Place, x: Tensor) -> None:
+        self.pool, self.x = copy.copy(self.pool), x
+        pooled = place.take("output", place.rows, place.clients, self.pool.units)
+        self.output = pooled.transpose(0, 1)
+        self.pool.pooled = pooled.view(-1, self.pool.geometry.image[0], *self.pool.geometry.output)
+        if isinstance(self.pool, MaxPool):
+            self.pool.where = place.take("where", *self.pool.pooled.shape, dtype=torch.int64)
+
+    def forward(self) -> None:
+        self.pool.x = self.x.transpose(0, 1).reshape(-1, *self.pool.geometry.image)
+        self.pool.forward()
+
+    def backward(self, gradient: Tensor) -> Tensor:
+        spread = self.pool.spread(gradient.transpose(0, 1).reshape(self.pool.pooled.shape))
+        return spread.view(*self.x.shape[1::-1], -1).transpose(0, 1)

@@ -1,4 +1,4 @@
-"""A convolution and the following pooling of 2 × 2 values as one layer, on columns (k, values, b).
+"""A convolution and the following pooling of 2 × 2 values as one layer on a CPU, on columns (k, values, b).
 
 The two neighboring outputs in a row of a pooling window read almost the same values. Each filter is therefore written
 twice into a kernel that is wider by one stride: once at its left and once at its right end, with zeros elsewhere. This
