@@ -211,10 +211,10 @@ def test_both_forms_of_convolutions_have_the_gradients_of_the_module(
 ):
     """By products with patches of any size, and grouped."""
     monkeypatch.setattr(convolution, "PATCH_BYTES", patch_bytes)
-    here = trained(name, SequentialEngine, STEPS, HERE)
-    with elsewhere() as device, watched((BoundNet, "step")) as seen:
-        assert_alike(trained(name, BatchedEngine, STEPS, device), here, 1e-10)
-    assert set(seen) == {"kernel"}
+    here = trained(name, SequentialEngine, [STEPS, STEPS], HERE)
+    with elsewhere() as device, recorded() as graphs, watched((Graphs, "run")) as seen:
+        assert_alike(trained(name, BatchedEngine, [STEPS, STEPS], device), here, 1e-10)
+    assert set(seen) == {"kernel"} and graphs["replayed"] == 10
 
 
 @pytest.mark.parametrize(

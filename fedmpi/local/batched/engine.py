@@ -140,7 +140,7 @@ class BatchedEngine:
         chunk.steps = timetable.steps_of_clients
         chunk.report.steps, chunk.report.loss_count = sum(chunk.steps), int(timetable.counts.sum())
         corrections = self._corrections(chunk) if self.hooks is not None and self.hooks.corrects else None
-        apart = corrections is not None and stack.device.type == "cpu" and self._kept_apart(rule, timetable.steps)
+        apart = corrections is not None and self._kept_apart(rule, timetable.steps)
         read = stack.open(chunk.features, job.start, optimizer, corrections, apart)
         finishes = optimizer.finishes or corrections is not None
         changes_all = finishes and stack.apart is None  # every step changes all weights
