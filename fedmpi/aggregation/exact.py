@@ -10,7 +10,7 @@ int64 buffer, nine limbs of 12 bits in a float32 one, where sums of limbs over u
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -155,8 +155,8 @@ class FixedPointSum:
         on_cpu = self._sum.device.type == "cpu"
         self._bound += (float(largest) if on_cpu else largest.double()) * abs(factor) + 0.5
         if on_cpu:
-            self._check()
-        for part, own in zip(self._parts(self._sum), self._parts(vector), strict=True):
+            self.flush()
+        for part, own in zip(torch.split(self._sum, self._at_once), torch.split(vector, self._at_once), strict=True):
             product, rounded = self._product[: len(own)], self._rounded[: len(own)]
             product.copy_(own).mul_(factor).round_()
             part += rounded.copy_(product)
@@ -166,20 +166,7 @@ class FixedPointSum:
         self._bound = 0.0
 
     def flush(self) -> None:
-        """Check the sum, which is already in the buffer."""
-        self._check()
-
-    def to_update(self, reduced: Tensor) -> Tensor:
-        update = torch.empty_like(reduced, dtype=torch.float32)
-        for part, whole in zip(self._parts(update), self._parts(reduced), strict=True):
-            part.copy_(whole.double().div_(self._scale))
-        return update
-
-    def _parts(self, vector: Tensor) -> Sequence[Tensor]:
-        return torch.split(vector, self._at_once)
-
-    def _check(self) -> None:
-        """Reject a sum that is not finite or may have left the range."""
+        """Reject a sum that is not finite or may have left the range; it is already in the buffer."""
         bound = float(self._bound)
         if not math.isfinite(bound):
             raise FloatingPointError("the update is not finite: training diverged; lower local.lr")
@@ -188,6 +175,12 @@ class FixedPointSum:
                 f"the exact sum exceeds its range of ±{self._limit / self._scale:.3g}: the updates are too large for "
                 "server.exact = true; lower local.lr or switch it off"
             )
+
+    def to_update(self, reduced: Tensor) -> Tensor:
+        update = torch.empty_like(reduced, dtype=torch.float32)
+        for part, whole in zip(torch.split(update, self._at_once), torch.split(reduced, self._at_once), strict=True):
+            part.copy_(whole.double().div_(self._scale))
+        return update
 
 
 class JudgedSum:

@@ -32,12 +32,7 @@ class ClientState:
     """
 
     def __init__(
-        self,
-        names: Sequence[str],
-        values: int,
-        dtype: torch.dtype,
-        memory: float,
-        device: torch.device | str = "cpu",
+        self, names: Sequence[str], values: int, dtype: torch.dtype, memory: float, device: torch.device | str = "cpu"
     ):
         self.names, self.values, self.device = tuple(names), values, torch.device(device)
         self.dtype: np.dtype[np.generic] = np.dtype(np.float64 if dtype == torch.float64 else np.float32)
@@ -66,8 +61,7 @@ class ClientState:
 
     def record(self, client: int) -> AnyArray:
         """Return a client's record in host memory; see `tensor`."""
-        record: AnyArray = self.tensor(client).cpu().numpy()
-        return record
+        return np.asarray(self.tensor(client).cpu())
 
     def tensor(self, client: int) -> Tensor:
         """Return a client's record (vectors, d) on the device, zeros if it has none; not a copy if it is kept there."""
@@ -82,10 +76,7 @@ class ClientState:
         return torch.from_numpy(empty).to(self.device)
 
     def put(self, client: int, record: AnyArray | Tensor) -> None:
-        """Store a record (vectors, d); if it already is where it will be kept, the record itself and not a copy.
-
-        The host does not wait for copies between GPU and pinned memory: later ones follow in the same stream.
-        """
+        """Store a record (vectors, d); if it already is where it will be kept, the record itself and not a copy."""
         given = torch.as_tensor(record)
         place = next((place for place, left in self._rooms.items() if left), None)
         if place is not None and client not in self:
@@ -97,7 +88,7 @@ class ClientState:
             if kept.device == given.device and not kept.is_pinned():
                 self._kept[client] = given.contiguous()
             else:
-                kept.copy_(given, non_blocking=True)
+                kept.copy_(given, non_blocking=True)  # later copies wait for it in the same stream
             return
         if client not in self._places:  # without free places, those from 0 on are all taken
             self._places[client] = self._free.pop() if self._free else len(self._places)

@@ -110,7 +110,8 @@ class Hooks:
     def open(self, task: ClientTask, samples: int) -> ClientHooks:
         """Open a client's state and correction before its local steps."""
         facts = {"index": task.client, "round": self._round, "samples": samples}
-        return ClientHooks(self, task, self._record(task.client), facts, self._seen)
+        record = self.state.tensor(task.client) if self.client_state else None  # hooks may change it in place
+        return ClientHooks(self, task, record, facts, self._seen)
 
     def add(self, returned: Any) -> None:
         """Add the vectors and numbers that `finish` returned to their sums."""
@@ -142,10 +143,8 @@ class Hooks:
         if record.device.type == "cpu":
             self.settle()
         rows = zip(record.unbind(0), vectors.values(), strict=True)
-        if all(row.data_ptr() == own.data_ptr() and own.is_contiguous() for row, own in rows):
-            self.state.put(client, record)
-        else:
-            self.state.put(client, torch.stack([*vectors.values()]))
+        within = all(row.data_ptr() == own.data_ptr() and own.is_contiguous() for row, own in rows)
+        self.state.put(client, record if within else torch.stack([*vectors.values()]))
 
     def settle(self) -> None:
         """Check the sums of the state kept since the last call; on a GPU the host waits for them once per round."""
@@ -190,10 +189,6 @@ class Hooks:
         for name in self.server_state:
             if f"{PREFIX}{name}" in tensors:
                 self.server[name] = tensors[f"{PREFIX}{name}"].clone()
-
-    def _record(self, client: int) -> Tensor | None:
-        """Return a client's kept vectors (vectors, d), which hooks may change in place; None if none are kept."""
-        return self.state.tensor(client) if self.client_state else None
 
 
 class ClientHooks:

@@ -29,23 +29,21 @@ log = logging.getLogger(__name__)
 class AllreduceSum:
     """Sum of tensors by MPI Allreduce, called once all ranks have arrived; for a single process (None) a copy.
 
-    If the tensors are on a GPU, MPI receives their addresses. `pinned` host memory is copied to a GPU in one pass.
+    If the tensors are on a GPU, MPI receives their addresses.
     """
 
     def __init__(
-        self,
-        comm: MPI.Intracomm | None,
-        count: int,
-        dtype: np.dtype,
-        device: torch.device | None,
-        moved: BytesMoved,
-        pinned: bool = False,
+        self, comm: MPI.Intracomm | None, count: int, dtype: np.dtype, device: torch.device | None, moved: BytesMoved
     ):
         import torch
 
-        kind = getattr(torch, dtype.name)
-        self.slot, self.result = (torch.zeros(count, dtype=kind, device=device, pin_memory=pinned) for _ in range(2))
+        self.slot = torch.zeros(count, dtype=getattr(torch, dtype.name), device=device)
+        self.result = torch.zeros_like(self.slot)
         self._comm, self._moved = comm, moved
+
+    def pin(self) -> None:
+        """Move the tensors to memory that is copied to and from a GPU in one pass."""
+        self.slot, self.result = self.slot.pin_memory(), self.result.pin_memory()
 
     def reduce(self) -> None:
         if self._comm is None:
@@ -89,12 +87,10 @@ def build_sum(
         way = "shared memory" if found is not None else "Allreduce" + (f" ({reason})" if reason else "")
         level = logging.WARNING if reason else logging.INFO
         log.log(level, "sums of %d %s (%.1f MB) go through %s", count, dtype, count * dtype.itemsize / 1e6, way)
-    pinned = device is not None and device.type == "cuda"
-    if found is None:
-        return AllreduceSum(comms.world, count, dtype, None, moved, pinned)
-    if pinned:
-        found.pin()
-    return found
+    made = AllreduceSum(comms.world, count, dtype, None, moved) if found is None else found
+    if device is not None and device.type == "cuda":
+        made.pin()
+    return made
 
 
 def cuda_aware() -> bool:

@@ -299,11 +299,10 @@ class WindowSum:
         for start, end in [(spans[0][0], spans[1][1])] if spans[1][0] < spans[0][1] else spans:  # no page twice
             if cuda.cudaHostRegister(start * size, (end - start) * size, 0) == 0:
                 self._pinned.callback(cuda.cudaHostUnregister, start * size)
-            else:
-                log.info("CUDA cannot register shared memory: copies of sums take two passes")
-                with suppress(RuntimeError):
-                    torch.zeros(1, device="cuda")  # else the next kernel would report this error
-                return
+                continue
+            log.info("CUDA cannot register shared memory: copies of sums take two passes")
+            with suppress(RuntimeError):
+                torch.zeros(1, device="cuda")  # else the next kernel would report this error
 
     def reduce(self) -> None:
         if self._spared:
