@@ -52,8 +52,11 @@ class Graphs:
         """Record a step without computing it. Return the function that computes it."""
         graph = torch.cuda.CUDAGraph()
         self._pool = self._pool or torch.cuda.graph_pool_handle()
-        recording = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
-        with torch.cuda.device(self.device), recording:
+        with (
+            torch.cuda.device(self.device),
+            torch.cuda.stream(torch.cuda.current_stream(self.device)),  # a capture that fails does not return to it
+            torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
+        ):
             step()
         return graph.replay
 

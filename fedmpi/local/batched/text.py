@@ -102,7 +102,7 @@ class Embedding(Layer):
         if self.step.keep != 1:
             self.target.mul_(self.step.keep)
         if self.padding is not None and self.words is not None:
-            gradient.view(self._rows.shape)[self.words[self.ids] == self.padding] = 0
+            gradient.view(self._rows.shape).masked_fill_((self.words[self.ids] == self.padding).unsqueeze(1), 0)
         self.target.index_add_(0, self.ids, gradient.view(self._rows.shape), alpha=self.step.rate)
         return gradient
 
