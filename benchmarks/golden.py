@@ -22,6 +22,7 @@ from typing import Any
 
 from fedmpi import presets
 from fedmpi.config import Preset
+from fedmpi.config.loading import dotted
 
 ROUNDS = 4
 RANKS = (1, 3)
@@ -43,7 +44,7 @@ SMALL: dict[str, dict[str, Any]] = {
 
 def engine(preset: Preset, ranks: int) -> str:
     """Return the engine that trains a preset's run."""
-    if preset.table.get("topology", {}).get("kind") == "mediators":
+    if preset.table.get("topology", {}).get("name") == "mediators":
         return "auto"  # a model is relayed between clients, and only one engine can do that
     return "sequential" if ranks == 1 else "batched"
 
@@ -65,7 +66,7 @@ def record(folder: Path, only: list[str]) -> int:
             if (out / "summary.json").exists():
                 continue
             launcher = [str(Path(sys.prefix) / "bin" / "mpiexec"), "-n", str(ranks)] if ranks > 1 else []
-            settings = papers_values(preset) | SMALL.get(preset.name, {})
+            settings = dotted(papers_values(preset)) | SMALL.get(preset.name, {})
             settings |= {"preset": preset.name, "rounds": ROUNDS, "checkpoint.every": 2, "logging.tensorboard": "false"}
             settings["local.engine"] = engine(preset, ranks)
             words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
