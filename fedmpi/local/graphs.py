@@ -1,8 +1,8 @@
 """CUDA graphs of local steps: one call of the host starts all kernels of a step on a GPU.
 
 A graph repeats the captured kernels on the same memory, with the same numbers from Python. A step must therefore read
-everything that changes between two uses from tensors that stay: samples, weights, masks, the learning rate. It must not
-wait for values. Without graphs, the kernels start one by one, with equal results.
+what changes between two uses from tensors that stay: samples, weights, masks, the learning rate. It must not wait for
+values. Without graphs, the kernels start one by one.
 """
 
 from __future__ import annotations
@@ -31,11 +31,8 @@ class Graphs:
 
     def run(self, key: Hashable, step: Step) -> None:
         """Run a step. Its first use is eager, which fills torch's caches; the second captures it."""
-        if self._failed or self.device.type == "cpu":
-            step()
-            return
-        if key not in self._replays:
-            self._replays[key] = None
+        if self._failed or self.device.type == "cpu" or key not in self._replays:
+            self._replays.setdefault(key)
             step()
             return
         replay = self._replays[key]

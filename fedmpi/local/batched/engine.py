@@ -6,9 +6,11 @@ floating-point rounding: batches, masks and updates are the same; only the order
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -38,6 +40,8 @@ from fedmpi.local.work import (
     step_count,
     task_size,
 )
+
+log = logging.getLogger("fedmpi")
 
 CACHE_BYTES = 16 << 20
 DEVICE_SHARE = 0.25
@@ -83,11 +87,19 @@ class BatchedEngine:
         most = step_count(rule, sizes[id(working[0])])
         capacity = self.chunk or chunk_size(self.net, rows, rule, start, self._extra_values(rule, most, start.device))
         capacity = max(1, min(capacity, MOST_LAID_OUT // (most * rows * LAID_OUT_BYTES)))
-        chunks = -(-len(working) // capacity)
-        together = -(-len(working) // chunks)
-        with torch.no_grad():
-            for part in np.array_split(np.arange(len(working)), chunks):
-                report += self._train_chunk([working[i] for i in part], together, rows, job)
+        parts = _parts(working, capacity)
+        together = len(parts[0])
+        while parts:
+            with torch.no_grad():
+                found = self._train_chunk(parts[0], together, rows, job)
+            if found is None:
+                self.chunk = (together + 1) // 2  # for the rest of the run
+                log.warning("too little memory for %d clients at once; training %d at once", together, self.chunk)
+                parts = _parts([task for part in parts for task in part], self.chunk)
+                together = len(parts[0])
+                continue
+            report += found
+            del parts[0]
         return report
 
     def _prepare(self, capacity: int, rows: int, rule: LocalRule, start: Tensor) -> Stack:
@@ -102,8 +114,9 @@ class BatchedEngine:
         stack.begin(start, together)
         return stack
 
-    def _train_chunk(self, tasks: list[ClientTask], together: int, rows: int, job: RoundJob) -> WorkReport:
-        """Train clients in one batch. If it fails, one at a time, so that the failing one is named."""
+    def _train_chunk(self, tasks: list[ClientTask], together: int, rows: int, job: RoundJob) -> WorkReport | None:
+        """Train clients in one batch; None if a GPU has too little memory. A client that fails is named by training
+        one at a time."""
         chunk = self._load(tasks)
         try:
             stack = self._prepare(together, rows, job.rule, job.start)
@@ -113,6 +126,11 @@ class BatchedEngine:
             self._collect(stack, chunk, job)
         except (Divergence, ComponentFailure) as failure:
             self.sequential.name_failing(failure, tasks, job)
+        except torch.OutOfMemoryError:
+            if together == 1 or chunk.report.loss_sum:  # a part of the updates may be in the sum
+                raise
+            self._stack = None
+            return None
         return chunk.report
 
     def _load(self, tasks: Sequence[ClientTask]) -> _Chunk:
@@ -156,7 +174,8 @@ class BatchedEngine:
             net = stack.bound(stack.computed(active), timetable.most[step])
             feed.fill(net, step)
             stack.begin_step(step)
-            stack.run(net, *feed.weights(net, step), masked=rule.dropout)
+            key = net.clients, net.rows, stack.step.keep, rule.dropout  # all that a graph does not read from memory
+            stack.graphs.run(key, partial(net.step, *feed.weights(net, step)))
             for block in stack.blocks(active) if finishes else ():
                 optimizer.finish(block, step + 1)
         stack.settle(chunk.steps)
@@ -225,6 +244,12 @@ class BatchedEngine:
             with named_client(task.client, self.rank):
                 client = chunk.hooks[number] if chunk.hooks else None
                 deliver(task, stack.change_of(number), job, self.observe, client, chunk.steps[number])
+
+
+def _parts(tasks: list[ClientTask], most: int) -> list[list[ClientTask]]:
+    """Divide tasks into parts of equal sizes up to one, the larger ones first."""
+    places = np.array_split(np.arange(len(tasks)), -(-len(tasks) // most))
+    return [[tasks[i] for i in part] for part in places]
 
 
 def chunk_size(net: StackedNet, rows: int, rule: LocalRule, start: Tensor, extra: int = 0) -> int:

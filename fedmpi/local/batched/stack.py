@@ -166,19 +166,12 @@ class Stack:
         return found
 
     def computed(self, active: int) -> int:
-        """Return how many clients a step of the first `active` ones computes; the others have samples of weight 0.
-
-        On a GPU they are K, K/2, K/4, …, rounded up, so that few graphs serve all steps.
-        """
+        """Return how many clients a step of the first `active` ones computes: on a GPU K, K/2, K/4, …, rounded up, so
+        that few graphs serve all steps. The others have samples of weight 0."""
         clients = self.together if self.together and self.step.keep in (0, 1) else active
         while clients > 1 and (clients + 1) // 2 >= active:
             clients = (clients + 1) // 2
         return clients
-
-    def run(self, net: BoundNet, weights: Tensor | float, counted: Tensor | None, masked: bool) -> None:
-        """Take a step of a bound network, on a GPU as a graph; `masked` if dropout masks are drawn."""
-        key = net.clients, net.rows, self.step.keep, masked
-        self.graphs.run(key, lambda: net.step(weights, counted))
 
     def blocks(self, clients: int) -> list[Block]:
         """Return the blocks that the optimizer changes for the first `clients` clients."""
