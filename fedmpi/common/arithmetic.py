@@ -1,4 +1,7 @@
-"""Modes of torch's arithmetic: float32 or TensorFloat-32, repeatable for exact sums, restored after a run."""
+"""Modes of torch's arithmetic: float32 or TensorFloat-32, repeatable for exact sums, restored after a run.
+
+Also copies of arrays to a GPU.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import numpy as np
 import torch
 
 from fedmpi.common.calling import kept_generators
+from fedmpi.common.types import AnyArray
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 FIXED_WORKSPACE = ":4096:8"
@@ -29,6 +33,12 @@ def set_arithmetic(exact: bool = False, tf32: bool = False) -> None:
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         torch.backends.cudnn.deterministic = True
         torch.backends.cudnn.benchmark = False
+
+
+def to_device(x: AnyArray, device: torch.device) -> torch.Tensor:
+    """Copy an array to a GPU without waiting: torch reuses pinned memory only after the copy."""
+    stored = torch.from_numpy(np.require(x, requirements=["C", "A", "W"]))
+    return (stored.pin_memory() if device.type == "cuda" else stored).to(device, non_blocking=True)
 
 
 @contextmanager

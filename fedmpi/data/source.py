@@ -16,6 +16,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from fedmpi.common.arithmetic import to_device
 from fedmpi.common.errors import UserError
 from fedmpi.common.types import AnyArray, Ints
 from fedmpi.data.schema import REPREPARE, DataDescription
@@ -61,19 +62,13 @@ class Normalizer:
         if isinstance(x, torch.Tensor):
             out = x.to(self.output, copy=self.scale is not None)  # stored values that are on the device
         elif self.device.type != "cpu":
-            return self(_sent(x, self.device))
+            return self(to_device(x, self.device))
         elif self.scale is None and x.dtype == self._plain and x.flags.c_contiguous and x.flags.aligned:
             return torch.from_numpy(x)
         else:
             out = torch.empty(x.shape, dtype=self.output)
             np.copyto(out.numpy(), x)  # reads the mapped file and widens in one pass
         return out if self.scale is None or self.shift is None else out.mul_(self.scale).add_(self.shift)
-
-
-def _sent(x: AnyArray, device: torch.device) -> torch.Tensor:
-    """Copy an array to a GPU without waiting: torch reuses pinned memory only after the copy."""
-    stored = torch.from_numpy(np.require(x, requirements=["C", "A", "W"]))
-    return (stored.pin_memory() if device.type == "cuda" else stored).to(device, non_blocking=True)
 
 
 class DataSource(Protocol):
@@ -151,8 +146,8 @@ class ClientData:
         targets = torch.empty((samples, *y.shape[1:]), dtype=torch.from_numpy(y).dtype, device=device)
         for first in range(0, samples, UPLOADED_ROWS):
             x, y = self.store.rows(np.arange(first, min(first + UPLOADED_ROWS, samples)))
-            features[first : first + len(x)] = _sent(x, device)
-            targets[first : first + len(x)] = _sent(y.astype(self._numbers), device)
+            features[first : first + len(x)] = to_device(x, device)
+            targets[first : first + len(x)] = to_device(y.astype(self._numbers), device)
         return features, targets
 
     @cached_property
@@ -181,7 +176,7 @@ class ClientData:
         if self._on_device is None:
             return self._tensors(*self.store.rows(positions))
         x, y = self._on_device
-        index = _sent(positions, self.device)
+        index = to_device(positions, self.device)
         return self.normalize(x.index_select(0, index)), y.index_select(0, index)
 
     def load_held_out(self, positions: Ints) -> Tensors:
@@ -210,5 +205,5 @@ class ClientData:
 
     def _tensors(self, x: AnyArray, y: AnyArray) -> Tensors:
         numbers = y.astype(self._numbers)
-        targets = torch.from_numpy(numbers) if self.device.type == "cpu" else _sent(numbers, self.device)
+        targets = torch.from_numpy(numbers) if self.device.type == "cpu" else to_device(numbers, self.device)
         return self.normalize(x), targets

@@ -22,7 +22,7 @@ from fedmpi.config import Config
 from fedmpi.config.tables import local_algorithm, names_in
 from fedmpi.local.algorithms import LocalAlgorithm, Totals, Vectors, Work, misnamed, vector_like
 from fedmpi.local.client_state import ClientState
-from fedmpi.local.work import ClientTask, LocalRule, Observer, RoundJob, check_update
+from fedmpi.local.work import ClientTask, LocalRule, Observer, RoundJob
 from fedmpi.models.flat import FlatModel
 
 NUMBER_GRID = 2.0**40
@@ -257,7 +257,6 @@ def deliver(
     task: ClientTask, update: Tensor, job: RoundJob, observe: Observer | None, hooks: ClientHooks | None, steps: int
 ) -> None:
     """Add coefficient · Δ, or the observer's replacement of Δ, to the sum; the client's hooks see the original Δ."""
-    check_update(update, job.rule.lr)
     if hooks is not None:
         hooks.finish(update, steps, job.rule)
     replaced = observe(task.client, update) if observe is not None else None

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedmpi.aggregation.exact import FloatSum
 from fedmpi.common.apportionment import offsets_of, places_within
+from fedmpi.common.arithmetic import to_device
 from fedmpi.common.errors import ComponentFailure, Divergence
 from fedmpi.common.streams import Purpose
 from fedmpi.common.types import Ints
@@ -90,14 +91,17 @@ class MergedEngine:
         report = WorkReport(samples=len(clients), weight=float(drawn.weights.sum()), loss_count=len(clients))
         report.clients = report.steps = _runs(clients)[0].size
         views = self.model.views(total.tensor)
-        first, ends = 0, self._ends(clients)
+        first, ends, found = 0, self._ends(clients), []
         while first < len(clients):
             part = self._chunk(ends, first)
             losses = self._add_chunk(views, Rows(clients[part], drawn.rows[part], drawn.weights[part]), job, report)
             total.added()
-            if not bool((losses.abs() < LARGEST_LOSS).all()):
-                raise Divergence(f"a loss is too large in round {job.round} at lr = {rule.lr:g}. Lower local.lr")
+            found.append(torch.stack([losses.sum(dtype=torch.float64), losses.abs().max().double()]))
             first = part.stop
+        for loss_sum, largest in torch.stack(found).cpu().tolist() if found else ():
+            if not largest < LARGEST_LOSS:
+                raise Divergence(f"a loss is too large in round {job.round} at lr = {rule.lr:g}. Lower local.lr")
+            report.loss_sum += loss_sum
         if not math.isfinite(total.squared_norm()):
             raise Divergence(f"the sum of the updates overflows in round {job.round}. Lower local.lr")
         return report
@@ -116,12 +120,11 @@ class MergedEngine:
             owners, counts = _runs(clients)
             of_client = partial(self.sequential.streams.generator, Purpose.DROPOUT, job.round)
             self.model.masks.source = joined_masks([*map(of_client, owners.tolist())], counts.tolist())
-        factors = torch.from_numpy(weights).to(device=self.model.device, dtype=self.model.dtype)
+        factors = to_device(weights, self.model.device).to(self.model.dtype)
         tokens = CHUNK_ROWS["cpu"] * math.prod(self.source.description.feature_shape)
         with self.model.sparse_embeddings(self.model.sparse_pays(tokens)):
             losses, gradients = self.model.weighted_gradient(x, y, factors)
         add_gradients(views, gradients, -job.rule.lr)
-        report.loss_sum += float(losses.sum(dtype=torch.float64))
         return losses
 
     def _rows_of(self, tasks: Sequence[ClientTask], rule: LocalRule, round: int) -> tuple[Ints, Ints, Ints]:

@@ -53,6 +53,8 @@ class AdamState:
 class SGD:
     """SGD: w ← w − η (∇ℓ(w) + μ (w − w_start) + c), with proximal term and correction.
 
+    With `pull`, η μ in a tensor (), gradients and correction are already multiplied by −η.
+
     Parameters
     ----------
     momentum : float
@@ -70,21 +72,23 @@ class SGD:
         rule: LocalRule,
         start: Tensor | None,
         correction: Tensor | None = None,
+        pull: Tensor | None = None,
         *,
         momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0,
         nesterov: bool = False,
         weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0,
     ):
         self.values, self.views = values, views
-        self.lr, self.pull = rule.lr, rule.lr * rule.proximal_mu
+        self.factor = -rule.lr if pull is None else 1.0
+        self.pull = rule.lr * rule.proximal_mu if pull is None else pull
         self.start, self.correction = start, correction
 
     def step(self, gradients: Sequence[Tensor | None]) -> None:
         if self.start is not None:
             self.values.lerp_(self.start, self.pull)
         if self.correction is not None:
-            self.values.add_(self.correction, alpha=-self.lr)
-        flat.add_gradients(self.views, gradients, -self.lr)
+            self.values.add_(self.correction, alpha=self.factor)
+        flat.add_gradients(self.views, gradients, self.factor)
 
 
 @register("local optimizer", name="adam")

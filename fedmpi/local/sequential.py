@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from fedmpi.aggregation.exact import FixedPointSum, FloatSum
+from fedmpi.common.arithmetic import to_device
 from fedmpi.common.streams import Purpose, Streams
+from fedmpi.common.types import Ints
 from fedmpi.data.source import DataSource
+from fedmpi.local.graphs import Graphs
 from fedmpi.local.hooks import ClientHooks, Hooks, deliver
 from fedmpi.local.optimizers import SGD, Adam, AdamState, Foreign, LocalOptimizer
 from fedmpi.local.work import (
@@ -30,6 +35,8 @@ from fedmpi.local.work import (
     WorkReport,
     batch_rows,
     check_loss,
+    check_square,
+    check_update,
     named_client,
     needs_order,
     passes,
@@ -84,20 +91,33 @@ class SequentialEngine:
     ):
         self.model, self.source, self.streams = model, source, streams
         self.rank, self.observe, self.hooks = rank, observe, hooks
-        self._memory = WorkingMemory(model)
+        self._memory, self._graphs = WorkingMemory(model), Graphs(model.device)
         self._gathered: tuple[Tensor, Tensor] | None = None
 
     def train(self, tasks: Sequence[ClientTask], job: RoundJob) -> WorkReport:
         """Add Σ coefficient · Δ of the tasks to the job's sum; a failing client is named by a ClientFailure."""
-        report = WorkReport()
+        report, unread = WorkReport(), []
+        own = self.observe is not None or (self.hooks is not None and self.hooks.part.foreign)
+        wait = own or job.start.device.type == "cpu" or not isinstance(job.total, FloatSum | FixedPointSum)
         for task in tasks:
             client = self.hooks_of(task)
             w = self._memory.vector.copy_(job.start)
-            done = self.advance(w, task, job.rule, job.round, hooks=client)
+            done = self.advance(w, task, job.rule, job.round, hooks=client, wait=wait)
             with named_client(task.client, self.rank):
-                deliver(task, w.sub_(job.start), job, self.observe, client, done.steps)
+                delta = w.sub_(job.start)
+                if wait:
+                    check_update(delta, job.rule.lr)
+                else:
+                    unread.append(torch.stack([self._memory.losses, delta.dot(delta).double()]))
+                deliver(task, delta, job, self.observe, client, done.steps)
             done.weight = task.coefficient
             report += done
+        if unread:  # the only time in a round when the host waits for the device
+            for task, (loss_sum, square) in zip(tasks, torch.stack(unread).cpu().tolist(), strict=True):
+                with named_client(task.client, self.rank):
+                    check_loss(loss_sum, job.rule.lr)
+                    check_square(square, job.rule.lr)
+                report.loss_sum += loss_sum
         return report
 
     def name_failing(self, failure: Exception, tasks: Sequence[ClientTask], job: RoundJob) -> NoReturn:
@@ -121,9 +141,11 @@ class SequentialEngine:
         round: int,
         state: AdamState | None = None,
         hooks: ClientHooks | None = None,
+        wait: bool = True,
     ) -> WorkReport:
-        """Take one client's local steps on `w` (d,), in place; w on entry is the proximal term's w_start."""
+        """Take a client's local steps on `w` (d,), in place; without `wait`, its losses stay in the device's memory."""
         with named_client(task.client, self.rank):
+            losses = self._memory.losses.zero_()
             started = time.perf_counter()
             x, y = self.source.load(task.client, task.rows)
             loaded = time.perf_counter()
@@ -132,46 +154,61 @@ class SequentialEngine:
                 return report
             at, own = task.stream_round(round), hooks if hooks is not None and hooks.hooks.own_loss else None
             self.model.begin_training(w, self.streams, at, task.client, rule.dropout)
-            optimizer = self._memory.optimizer(w, rule, state, None if hooks is None else hooks.correction)
-            drawing = self.model.seeded(self.streams, at, task.client, more=own is not None or rule.own is not None)
-            sparse = self.model.sparse_embeddings(self._prefer_sparse(rule, x))
-            losses, loss_of = self._memory.losses.zero_(), None if own is None else own.loss
+            correction = None if hooks is None else hooks.correction
             on_cpu = losses.device.type == "cpu"
+            fixed = not on_cpu and own is None and rule.optimizer == "sgd" and self.model.pure
+            fixed = fixed and needs_order(rule, len(y))  # else there are few steps, and as many shapes as client sizes
+            factor = self._memory.factor.fill_(-rule.lr) if fixed else None
+            optimizer = self._memory.optimizer(w, rule, state, correction, fixed)
+            drawing = self.model.seeded(self.streams, at, task.client, more=own is not None or rule.own is not None)
+            sparse = self.model.sparse_embeddings(not fixed and self._prefer_sparse(rule, x))
+            loss_of = None if own is None else own.loss
+            masked = self.model.has_dropout and self.model.masks.source is self.model.sent
+            kind = w.data_ptr(), masked, rule.proximal_mu > 0, correction is None
+
+            def step(batch_x: Tensor, batch_y: Tensor) -> None:
+                loss, gradients = self.model.loss_gradient(batch_x, batch_y, loss_of, factor)
+                optimizer.step(gradients)
+                if on_cpu:
+                    report.loss_sum += loss.item() * len(batch_y)
+                else:  # reading the loss would wait for the device
+                    losses.add_(loss, alpha=len(batch_y))
+
             with drawing, sparse, own.calling() if own else nullcontext():
-                for batch_x, batch_y in self._batches(x, y, task, rule, round):
-                    loss, gradients = self.model.loss_gradient(batch_x, batch_y, loss_of)
-                    optimizer.step(gradients)
-                    rows = len(batch_y)
-                    if on_cpu:
-                        report.loss_sum += loss.item() * rows
-                    else:  # reading the loss would wait for the device
-                        losses.add_(loss, alpha=rows)
+                for batch_x, batch_y in self._batches(x, y, task, rule, round, fixed):
+                    if masked:
+                        self.model.sent.prepare(len(batch_y))
+                    if fixed:
+                        self._graphs.run((kind, len(batch_y), batch_x.data_ptr()), partial(step, batch_x, batch_y))
+                    else:
+                        step(batch_x, batch_y)
                     report.steps += 1
-                    report.loss_count += rows
-            if not on_cpu:
-                report.loss_sum = float(losses)
-            check_loss(report.loss_sum, rule.lr)
+                    report.loss_count += len(batch_y)
+            if wait:
+                report.loss_sum = report.loss_sum if on_cpu else float(losses)
+                check_loss(report.loss_sum, rule.lr)
             return report
 
     def _prefer_sparse(self, rule: LocalRule, x: Tensor) -> bool:
         return rule.optimizer == "sgd" and self.model.sparse_pays(batch_rows(rule, len(x)) * math.prod(x.shape[1:]))
 
     def _batches(
-        self, x: Tensor, y: Tensor, task: ClientTask, rule: LocalRule, round: int
+        self, x: Tensor, y: Tensor, task: ClientTask, rule: LocalRule, round: int, fixed: bool
     ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the batches of all steps; if `fixed`, those of one size are in the same memory."""
         n = len(y)
         size = batch_rows(rule, n)
-        generator = None
+        orders: Iterable[Tensor | None] = [None] * step_count(rule, n)
         if needs_order(rule, n):
             generator = self.streams.generator(Purpose.BATCH_ORDER, task.stream_round(round), task.client)
+            orders = _sent(passes(rule, n, generator), y.device)
         row_bytes = max(1, x.element_size() * math.prod(x.shape[1:]))
-        at_once = size * max(1, GATHER_BYTES // (row_bytes * size))
-        for order in passes(rule, n, generator):
+        at_once = size * (1 if fixed else max(1, GATHER_BYTES // (row_bytes * size)))
+        for order in orders:
             if order is None:
                 yield x if self.hooks is None else x.clone(), y  # an algorithm's own loss may write to its arguments
                 continue
-            index = torch.from_numpy(order).to(y.device)
-            for rows in torch.split(index, at_once):
+            for rows in torch.split(order, at_once):
                 some_x, some_y = self._gather(x, y, rows)
                 yield from zip(torch.split(some_x, size), torch.split(some_y, size), strict=True)
 
@@ -186,6 +223,15 @@ class SequentialEngine:
         return some_x, some_y
 
 
+def _sent(orders: Iterable[Ints | None], device: torch.device) -> Iterable[Tensor]:
+    """Return a client's orders of visits as tensors; a GPU receives all in one copy."""
+    drawn = (order for order in orders if order is not None)
+    if device.type == "cpu":
+        return map(torch.from_numpy, drawn)
+    together = [*drawn]
+    return torch.split(to_device(np.concatenate(together), device), [*map(len, together)])
+
+
 class WorkingMemory:
     """Vectors that an engine needs, allocated at the first use and then kept."""
 
@@ -193,9 +239,14 @@ class WorkingMemory:
         self.model = model
         self.vector = torch.empty_like(model.initial)
         self.losses = torch.zeros((), dtype=torch.float64, device=model.device)
+        self.factor, self.pull = torch.empty(2, dtype=model.dtype, device=model.device)
 
     @cached_property
     def _start(self) -> Tensor:
+        return torch.empty_like(self.vector[: self.model.trainable])
+
+    @cached_property
+    def _correction(self) -> Tensor:
         return torch.empty_like(self.vector[: self.model.trainable])
 
     @cached_property
@@ -203,13 +254,16 @@ class WorkingMemory:
         return AdamState.fresh(self.model)
 
     def optimizer(
-        self, w: Tensor, rule: LocalRule, state: AdamState | None, correction: Tensor | None = None
+        self, w: Tensor, rule: LocalRule, state: AdamState | None, correction: Tensor | None, fixed: bool
     ) -> LocalOptimizer:
-        """Return the optimizer of one client's work on `w`."""
+        """Return the optimizer of one client's work on `w`; all `fixed` ones share their memory and numbers."""
         values = w[: self.model.trainable]
         start = self._start.copy_(values) if rule.proximal_mu else None
         if rule.optimizer == "sgd":
-            return SGD(values, self.model.views(w), rule, start, correction)
+            if fixed and correction is not None:
+                correction = torch.mul(correction, -rule.lr, out=self._correction)
+            pull = self.pull.fill_(rule.lr * rule.proximal_mu) if fixed else None
+            return SGD(values, self.model.views(w), rule, start, correction, pull)
         if rule.own is not None:
             return Foreign(rule.own, self.model, values, rule, start, correction)
         if state is None:

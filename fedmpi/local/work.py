@@ -233,7 +233,12 @@ def check_loss(loss_sum: float, lr: float) -> None:
 
 def check_update(delta: Tensor, lr: float) -> None:
     """Reject an update (d,) with values that are infinite, not a number, or too large to be squared."""
-    if not math.isfinite(float(delta.dot(delta))):
+    check_square(float(delta.dot(delta)), lr)
+
+
+def check_square(square: float, lr: float) -> None:
+    """Reject the squared norm of an update that is not finite."""
+    if not math.isfinite(square):
         raise Divergence(f"the update is not finite. Training diverged at lr = {lr:g}; lower local.lr")
 
 

@@ -25,12 +25,13 @@ from fedmpi.models.isolation import (
     seed_held_generators,
     travelling_buffers,
 )
-from fedmpi.models.layers import Masks, client_masks, has_dropout, install_dropout, no_masks, remove_dropout
+from fedmpi.models.layers import Masks, SentMasks, client_masks, has_dropout, install_dropout, no_masks, remove_dropout
 from fedmpi.tasks.losses import CROSS_ENTROPY, Loss
 
 if TYPE_CHECKING:
     from fedmpi.data.schema import DataDescription
 
+OwnLoss = Callable[[nn.Module, Tensor, Tensor], Tensor]
 SPARSE_ABOVE = 4
 """Embedding rows per token of a batch above which gradients of the tables are sparse; below, dense is as fast."""
 
@@ -59,7 +60,8 @@ class FlatModel:
         check_memory(module)
         self.loss, self.part, self.device = loss, part, torch.device(device)
         self.plain, self.hooked = is_plain(module), has_hooks(module)
-        self.masks = Masks()
+        self.pure = self.plain and not loss.part.foreign  # a step depends on its samples, parameters and masks alone
+        self.masks, self.sent = Masks(), SentMasks(self.device)
         self.stacked_forms: dict[Any, Any] = {}
         self.least = 1
         prepared = partial(_prepared, masks=self.masks, device=self.device)
@@ -143,7 +145,8 @@ class FlatModel:
         if not self.module.training:
             self.module.train()
         stream = partial(streams.generator, Purpose.DROPOUT, round, client)
-        self.masks.source = client_masks(stream) if dropout else no_masks
+        masks = self.sent.client if self.plain and self.device.type != "cpu" else client_masks
+        self.masks.source = masks(stream) if dropout else no_masks
 
     @contextmanager
     def evaluating(
@@ -167,7 +170,7 @@ class FlatModel:
 
         Plain modules and built-in losses draw from none of them: they are seeded with `more` only.
         """
-        if self.plain and not self.loss.part.foreign and not more:
+        if self.pure and not more:
             yield
             return
         with kept_generators():
@@ -242,11 +245,11 @@ class FlatModel:
         return [part.view(value.shape) for part, value in zip(parts, values, strict=True)]
 
     def loss_gradient(
-        self, x: Tensor, y: Tensor, loss_of: Callable[[nn.Module, Tensor, Tensor], Tensor] | None = None
+        self, x: Tensor, y: Tensor, loss_of: OwnLoss | None = None, factor: Tensor | None = None
     ) -> tuple[Tensor, Sequence[Tensor | None]]:
-        """Return the mean loss of a batch at the bound values, or `loss_of(module, x, y)`, and its gradient."""
+        """Return the mean loss of a batch at the bound values, or `loss_of(module, x, y)`, and factor · gradient."""
         loss = self.loss.mean(self._logits(x), y) if loss_of is None else loss_of(self.module, x, y)
-        gradients = self._gradients(loss)
+        gradients = self._gradients(loss, factor)
         return loss.detach(), gradients
 
     def weighted_gradient(self, x: Tensor, y: Tensor, weights: Tensor) -> tuple[Tensor, Sequence[Tensor | None]]:

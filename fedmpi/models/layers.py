@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
+from fedmpi.common.arithmetic import to_device
 from fedmpi.common.types import Bytes
 
 Probability = Annotated[float, Field(ge=0, lt=1)]
@@ -94,6 +95,42 @@ def joined_masks(generators: Sequence[np.random.Generator], counts: Sequence[int
     return source
 
 
+class SentMasks:
+    """Source of a client's masks on a device, which receives those of a step before it, in one copy of bytes.
+
+    It serves plain modules, whose steps with equally many samples request the same masks. The first such step notes
+    them, and each is sent alone. The bytes of later ones are always in the same memory, as CUDA graphs require.
+    """
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self._requests: dict[int, list[tuple[int, int, float]]] = {}  # masks of a step, by its number of samples
+        self._kept: dict[int, Tensor] = {}  # their bytes on the device
+
+    def client(self, stream: Callable[[], np.random.Generator]) -> Source:
+        """Return the source of the masks of one client's steps."""
+        self._opened = cache(stream)
+        return self
+
+    def prepare(self, samples: int) -> None:
+        """Send the masks of the next step, which has so many samples, while the device still computes."""
+        self._noted = self._requests.setdefault(samples, [])
+        sizes = [rows * units for rows, units, _ in self._noted]
+        drawn = torch.empty(sum(sizes), dtype=torch.bool, pin_memory=self.device.type == "cuda")
+        for request, part in zip(self._noted, torch.split(drawn, sizes), strict=True):
+            part.numpy()[:] = draw_kept(self._opened(), *request).reshape(-1)
+        if len(self._kept.get(samples, ())) < len(drawn):
+            self._kept[samples] = torch.empty_like(drawn, device=self.device)
+        self._ready = iter(torch.split(self._kept[samples].copy_(drawn, non_blocking=True), sizes) if sizes else ())
+
+    def __call__(self, rows: int, units: int, p: float) -> Tensor:
+        kept = next(self._ready, None)
+        if kept is None:
+            self._noted.append((rows, units, p))
+            kept = to_device(draw_kept(self._opened(), rows, units, p), self.device)
+        return kept.view(rows, units) * float(np.float32(1 / (1 - p)))  # as `draw_mask`
+
+
 class Masks:
     """Source of masks, shared by all dropout layers of one model; an engine sets it before it runs the model."""
 
@@ -131,7 +168,9 @@ class Dropout(nn.Module):
         if self.p == 1:
             return x * 0
         source = self.masks.source
-        if torch.compiler.is_compiling() and source is not no_masks:  # torch.compile cannot follow a stream
+        if source is no_masks:
+            return x * 1
+        if torch.compiler.is_compiling():  # torch.compile cannot follow a stream
             return torch.feature_dropout(x, self.p, True) if self.channels else torch.dropout(x, self.p, True)
         if source is None:
             raise RuntimeError(
@@ -141,6 +180,8 @@ class Dropout(nn.Module):
         shape = x.shape[:2] + (1,) * (x.dim() - 2) if self.channels else x.shape
         rows, *others = shape or (1,)
         mask = source(rows, math.prod(others), self.p)
+        if x.is_cuda and not mask.is_cuda:
+            mask = mask.pin_memory()  # its copy does not wait
         return x * mask.view(shape).to(device=x.device, dtype=x.dtype, non_blocking=True)
 
 

@@ -121,6 +121,7 @@ class _Recorder(TorchDispatchMode):
             self.calls.append((func, args, kwargs or {}, found))
         return found
 
+    @torch.no_grad()
     def replay(self) -> None:
         """Compute every operation again, into the tensors that it returned at first."""
         for func, args, kwargs, found in [] if self.fresh else self.calls:

@@ -27,9 +27,10 @@ from fedmpi.local.graphs import Graphs
 from fedmpi.local.hooks import ClientHooks, Hooks
 from fedmpi.local.measures import Gradients
 from fedmpi.local.merged import MergedEngine
+from fedmpi.local.optimizers import Adam
 from fedmpi.local.sequential import SequentialEngine
-from fedmpi.local.work import ClientTask, LocalRule
-from fedmpi.models import build
+from fedmpi.local.work import ClientTask, LocalRule, RoundJob
+from fedmpi.models import build, flat
 from fedmpi.models.flat import FlatModel
 from fedmpi.mpi import Cluster
 from fedmpi.tasks.losses import task_loss
@@ -73,6 +74,10 @@ MORE_RUNS = {
 }
 
 
+class OwnModule(torch.nn.Sequential):
+    """A class that need not be plain."""
+
+
 @pytest.fixture(autouse=True)
 def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulate a GPU with one GB of free memory."""
@@ -83,9 +88,11 @@ def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
 def built(name: str, device: torch.device) -> tuple[FlatModel, InMemorySource]:
     """Build a network and clients' samples on a device."""
     torch.manual_seed(1)
-    description = (NETWORKS | CONVOLUTIONS)[name]
+    description = (NETWORKS | CONVOLUTIONS).get(name, MIDDLE_IMAGES)
     own = name in networks.CHAINS or name.startswith("graph ")
-    module = networks.made(name)[0] if own else build(name, {}, description, 1)
+    module = networks.made(name)[0] if own else build("mlp" if name == "own" else name, {}, description, 1)
+    if name == "own":
+        module = OwnModule(module)
     return FlatModel(module.double(), device), InMemorySource(description, SIZES, torch.float64, device)
 
 
@@ -202,6 +209,29 @@ def test_both_forms_of_convolutions_have_the_gradients_of_the_module(
     assert set(seen) == {"kernel"} and graphs["replayed"] == 10
 
 
+@pytest.mark.parametrize("name", ["mlp", "cnn", "text-cnn", "transformer", "own"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_sequential_steps_copy_nothing_and_a_round_waits_once(name: str, optimizer: str):
+    """Steps of built-in models become graphs; the later rounds have new rates and masks."""
+
+    def found(device: torch.device) -> Tensor:
+        model, source = built(name, device)
+        engine, tasks = made(SequentialEngine, model, source), [ClientTask(k, None, 0.3) for k in range(len(SIZES))]
+        rules = [replace(STEPS, optimizer=optimizer, lr=lr) for lr in (0.05, 0.05, 0.02)]
+        sums = [summed(engine, model, tasks, rule, round)[0] for round, rule in enumerate(rules)]
+        total = FloatSum(torch.empty_like(model.initial))
+        inside_steps = (Graphs, "run"), (FlatModel, "loss_gradient"), (Adam, "step")
+        with watched(*inside_steps) as inside, transfers() as seen:
+            engine.train(tasks, RoundJob(model.initial, rules[0], 3, total))
+        assert device == HERE or (set(inside) == {"kernel"} and seen.count("to the host") == 1)
+        return torch.stack(sums).cpu()
+
+    here = found(HERE)
+    with elsewhere() as device, recorded() as used:
+        assert_alike(found(device), here)
+    assert (used["replayed"] > 20) == (optimizer == "sgd" and name != "own")
+
+
 @pytest.mark.parametrize(
     ("loss", "targets"),
     [
@@ -266,6 +296,7 @@ def test_sums_and_state_stay_on_the_device(algorithm: str, exact: bool, monkeypa
     """A sum that MPI does not read there is copied once per round in each direction, as is state beyond the device's
     share for each client; the bits are those of the CPU."""
     settings = (*FEDAVG, f"local.algorithm={algorithm}", f"server.exact={exact}", "server.weights=uniform")
+    monkeypatch.setattr(flat, "is_plain", lambda module: False)  # steps that become graphs round differently
     here, sum_tensor = ran(settings, monkeypatch, None), Cluster.sum_tensor
     for near in (True, False):
         if not near:

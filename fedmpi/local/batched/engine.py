@@ -34,6 +34,7 @@ from fedmpi.local.work import (
     WorkReport,
     batch_rows,
     check_loss,
+    check_update,
     named_client,
     needs_order,
     schedule,
@@ -243,7 +244,9 @@ class BatchedEngine:
         for number, task in enumerate(chunk.tasks):
             with named_client(task.client, self.rank):
                 client = chunk.hooks[number] if chunk.hooks else None
-                deliver(task, stack.change_of(number), job, self.observe, client, chunk.steps[number])
+                change = stack.change_of(number)
+                check_update(change, job.rule.lr)
+                deliver(task, change, job, self.observe, client, chunk.steps[number])
 
 
 def _parts(tasks: list[ClientTask], most: int) -> list[list[ClientTask]]:
