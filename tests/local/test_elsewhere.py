@@ -62,10 +62,9 @@ RUNS = {
     "batched": SIDE_BY_SIDE,
     "fedsampling": ("preset=fedsampling", "samples.budget=64"),
     "scaffold": (*SIDE_BY_SIDE, "local.algorithm=scaffold"),
-    "every client": (*FEDAVG, "evaluation.clients=all"),
+    "scaffold, sequential": (*FEDAVG, "local.algorithm=scaffold", "evaluation.clients=all"),
 }
 MORE_RUNS = {
-    "adam": (*SIDE_BY_SIDE, "local.optimizer=adam"),
     "fedsso": ("preset=fedsso",),
     "fedstas": ("preset=fedstas",),
     "private": (*FEDAVG, "server.weights=uniform", "privacy.clip_norm=1", "privacy.noise_multiplier=1"),
@@ -286,7 +285,7 @@ def test_probes_name_the_device_of_every_tensor(name: str, side_by_side: bool):
 def test_runs_name_the_device_of_every_tensor(name: str, monkeypatch: pytest.MonkeyPatch):
     settings = (RUNS | MORE_RUNS)[name]
     here = ran(settings, monkeypatch, None)
-    with elsewhere() as device:
+    with elsewhere() as device, recorded():
         assert_alike(ran(settings, monkeypatch, device), here, 1e-6)
 
 
