@@ -228,6 +228,7 @@ class ImageConvolution(Convolution):
             wanted = not self.first, True, False
             of_images, of_weight, _ = torch.ops.aten.convolution_backward(*given, len(self.weight), wanted)
             self.step.plain(self.target, of_weight.view(self.weight.shape))
+            del self.kernels
         if self.bias is not None:
             self.step.plain(self.bias_target, of_made.sum((0, 3, 4)).unsqueeze(2))
         del self.read
