@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag, pad
 
-from fedmpi.local.batched.layers import Biased, Layer, Place, Slot, copy_strided
+from fedmpi.local.batched.layers import Biased, Layer, Place, Slot
 
 BLOCK = 8
 """Multiple of values to which patches are padded in the product of the weights' gradient, which takes up to half as
@@ -36,17 +37,14 @@ class ImageColumns(Layer):
 
     def attach(self, place: Place, x: Tensor) -> None:
         self.output = place.take("output", place.clients, self.values, place.rows, guard=place.rows)
-        self._arranged, self._rows = self.output.transpose(1, 2), x
+        self._arranged, self._rows = self.output.transpose(1, 2).numpy(), x.numpy()
 
     def forward(self) -> None:
-        copy_strided(self._arranged, self._rows)
+        np.copyto(self._arranged, self._rows)  # two thirds of torch's time
 
     def turn(self, client: int) -> None:
         """Convert one client's samples, which are in its part of the input."""
-        copy_strided(self._arranged[client], self._rows[client])
-
-    def backward(self, gradient: Tensor) -> Tensor:
-        return gradient.transpose(1, 2)
+        np.copyto(self._arranged[client], self._rows[client])
 
 
 @dataclass(frozen=True)
