@@ -96,29 +96,36 @@ class SequentialEngine:
 
     def train(self, tasks: Sequence[ClientTask], job: RoundJob) -> WorkReport:
         """Add Σ coefficient · Δ of the tasks to the job's sum; a failing client is named by a ClientFailure."""
-        report, unread = WorkReport(), []
+        report, unread, on_cpu = WorkReport(), [], job.start.device.type == "cpu"
         own = self.observe is not None or (self.hooks is not None and self.hooks.part.foreign)
-        wait = own or job.start.device.type == "cpu" or not isinstance(job.total, FloatSum | FixedPointSum)
+        at_once = own or not isinstance(job.total, FloatSum | FixedPointSum)
         for task in tasks:
             client = self.hooks_of(task)
             w = self._memory.vector.copy_(job.start)
-            done = self.advance(w, task, job.rule, job.round, hooks=client, wait=wait)
+            done = self.advance(w, task, job.rule, job.round, hooks=client, wait=on_cpu)
+            delta = w.sub_(job.start)
+            if not on_cpu:
+                unread.append((task, torch.stack([self._memory.losses, delta.dot(delta).double()])))
+            if at_once:
+                self._read(unread, job.rule, report)
             with named_client(task.client, self.rank):
-                delta = w.sub_(job.start)
-                if wait:
+                if on_cpu:
                     check_update(delta, job.rule.lr)
-                else:
-                    unread.append(torch.stack([self._memory.losses, delta.dot(delta).double()]))
                 deliver(task, delta, job, self.observe, client, done.steps)
             done.weight = task.coefficient
             report += done
-        if unread:  # the only time in a round when the host waits for the device
-            for task, (loss_sum, square) in zip(tasks, torch.stack(unread).cpu().tolist(), strict=True):
-                with named_client(task.client, self.rank):
-                    check_loss(loss_sum, job.rule.lr)
-                    check_square(square, job.rule.lr)
-                report.loss_sum += loss_sum
+        self._read(unread, job.rule, report)
         return report
+
+    def _read(self, unread: list[tuple[ClientTask, Tensor]], rule: LocalRule, report: WorkReport) -> None:
+        """Check the losses and squared norms of clients, for which the host waits once."""
+        found = torch.stack([numbers for _, numbers in unread]).cpu().tolist() if unread else []
+        for (task, _), (loss_sum, square) in zip(unread, found, strict=True):
+            with named_client(task.client, self.rank):
+                check_loss(loss_sum, rule.lr)
+                check_square(square, rule.lr)
+            report.loss_sum += loss_sum
+        unread.clear()
 
     def name_failing(self, failure: Exception, tasks: Sequence[ClientTask], job: RoundJob) -> NoReturn:
         """Train clients that failed together again, one at a time, so that the error names the failing one."""
