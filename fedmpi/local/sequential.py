@@ -247,14 +247,7 @@ class WorkingMemory:
         self.vector = torch.empty_like(model.initial)
         self.losses = torch.zeros((), dtype=torch.float64, device=model.device)
         self.factor, self.pull = torch.empty(2, dtype=model.dtype, device=model.device)
-
-    @cached_property
-    def _start(self) -> Tensor:
-        return torch.empty_like(self.vector[: self.model.trainable])
-
-    @cached_property
-    def _correction(self) -> Tensor:
-        return torch.empty_like(self.vector[: self.model.trainable])
+        self._start, self._correction = self.vector.new_empty(2, model.trainable)  # untouched pages cost nothing
 
     @cached_property
     def _adam(self) -> AdamState:
