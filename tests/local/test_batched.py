@@ -16,7 +16,7 @@ from fedmpi.aggregation.exact import FixedPointSum
 from fedmpi.local.batched import engine as batched_engine
 from fedmpi.local.batched import translation
 from fedmpi.local.batched.engine import BatchedEngine, Feed, Timetable
-from fedmpi.local.batched.first_layer import KeptApart, ProductsAhead
+from fedmpi.local.batched.first_layer import KeptApart, ProductsAhead, pays_off, steps_at_once
 from fedmpi.local.batched.graph import GraphLayer
 from fedmpi.local.batched.stack import Stack
 from fedmpi.local.batched.translation import translate
@@ -146,19 +146,13 @@ def test_weights_in_two_parts_end_where_passes_over_them_end(
     assert relative_error(apart, passes) < 1e-12
 
 
-def test_too_little_memory_halves_the_clients_trained_at_once(caplog: pytest.LogCaptureFixture) -> None:
-    sequential, batched = engines("mlp", torch.float64, ragged_sizes(11, 20))
-    steps, tried = batched._take_steps, []
-
-    def limited(stack: Stack, chunk: Any, job: RoundJob) -> None:
-        steps(stack, chunk, job)
-        tried.append(len(chunk.tasks))
-        if tried[-1] > 3:
-            raise torch.OutOfMemoryError
-
-    batched._take_steps = limited
-    assert_same_round(sequential, batched, EPOCHS, 1e-10)
-    assert tried == [11, 6, 3, 3, 3, 2] and len(caplog.messages) == 2
+def test_the_ways_of_a_first_layer_are_taken_where_they_pay() -> None:
+    rule = LocalRule(lr=0.05, epochs=2, batch_size=24)
+    assert pays_off(196, 8, rule, 10) and not pays_off(196, 400, rule, 10)
+    for change in ({"batch_size": 25}, {"batch_size": None}, {"optimizer": "adam"}, {"proximal_mu": 14.0}):
+        assert not pays_off(196, 8, replace(rule, **change), 10)
+    assert not pays_off(196, 8, replace(rule, proximal_mu=9.0), 10**4)  # (1 − p)^t would be too small
+    assert steps_at_once(784, 200, 10, 60) == 4 and steps_at_once(784, 200, 10, 2) == 0
 
 
 @pytest.mark.parametrize("changes", [{"proximal_mu": 0.5}, {"optimizer": "adam"}, {}])

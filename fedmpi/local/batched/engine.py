@@ -6,7 +6,6 @@ floating-point rounding: batches, masks and updates are the same; only the order
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -41,8 +40,6 @@ from fedmpi.local.work import (
     step_count,
     task_size,
 )
-
-log = logging.getLogger("fedmpi")
 
 CACHE_BYTES = 16 << 20
 DEVICE_SHARE = 0.25
@@ -88,19 +85,11 @@ class BatchedEngine:
         most = step_count(rule, sizes[id(working[0])])
         capacity = self.chunk or chunk_size(self.net, rows, rule, start, self._extra_values(rule, most, start.device))
         capacity = max(1, min(capacity, MOST_LAID_OUT // (most * rows * LAID_OUT_BYTES)))
-        parts = _parts(working, capacity)
-        together = len(parts[0])
-        while parts:
-            with torch.no_grad():
-                found = self._train_chunk(parts[0], together, rows, job)
-            if found is None:
-                self.chunk = (together + 1) // 2  # for the rest of the run
-                log.warning("too little memory for %d clients at once; training %d at once", together, self.chunk)
-                parts = _parts([task for part in parts for task in part], self.chunk)
-                together = len(parts[0])
-                continue
-            report += found
-            del parts[0]
+        chunks = -(-len(working) // capacity)
+        together = -(-len(working) // chunks)
+        with torch.no_grad():
+            for part in np.array_split(np.arange(len(working)), chunks):
+                report += self._train_chunk([working[i] for i in part], together, rows, job)
         return report
 
     def _prepare(self, capacity: int, rows: int, rule: LocalRule, start: Tensor) -> Stack:
@@ -115,9 +104,8 @@ class BatchedEngine:
         stack.begin(start, together)
         return stack
 
-    def _train_chunk(self, tasks: list[ClientTask], together: int, rows: int, job: RoundJob) -> WorkReport | None:
-        """Train clients in one batch; None if a GPU has too little memory. A client that fails is named by training
-        one at a time."""
+    def _train_chunk(self, tasks: list[ClientTask], together: int, rows: int, job: RoundJob) -> WorkReport:
+        """Train clients in one batch. If it fails, one at a time, so that the failing one is named."""
         chunk = self._load(tasks)
         try:
             stack = self._prepare(together, rows, job.rule, job.start)
@@ -127,11 +115,6 @@ class BatchedEngine:
             self._collect(stack, chunk, job)
         except (Divergence, ComponentFailure) as failure:
             self.sequential.name_failing(failure, tasks, job)
-        except torch.OutOfMemoryError:
-            if together == 1 or chunk.report.loss_sum:  # a part of the updates may be in the sum
-                raise
-            self._stack = None
-            return None
         return chunk.report
 
     def _load(self, tasks: Sequence[ClientTask]) -> _Chunk:
@@ -247,12 +230,6 @@ class BatchedEngine:
                 change = stack.change_of(number)
                 check_update(change, job.rule.lr)
                 deliver(task, change, job, self.observe, client, chunk.steps[number])
-
-
-def _parts(tasks: list[ClientTask], most: int) -> list[list[ClientTask]]:
-    """Divide tasks into parts of equal sizes up to one, the larger ones first."""
-    places = np.array_split(np.arange(len(tasks)), -(-len(tasks) // most))
-    return [[tasks[i] for i in part] for part in places]
 
 
 def chunk_size(net: StackedNet, rows: int, rule: LocalRule, start: Tensor, extra: int = 0) -> int:
