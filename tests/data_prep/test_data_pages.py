@@ -23,7 +23,7 @@ def test_the_table_of_data_sets_is_that_of_the_program() -> None:
     table = rows(SETS)
     assert [name for name in table if name in DATASETS] == list(DATASETS)
     for name, known in DATASETS.items():
-        samples, classes, _, _ = table[name]
+        samples, classes, _ = table[name]
         assert samples == known.samples and classes == known.classes
     kept = re.search(
         r"`--download` fetches all data sets except (.*?) and your own files", SETS.read_text(encoding="utf-8")
