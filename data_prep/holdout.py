@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from data_prep.raw import RawDataset, Tally
-from fedmpi.common.apportionment import largest_remainders, offsets_of
+from fedmpi.common.apportionment import largest_remainders, offsets_of, places_within
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
@@ -71,9 +71,8 @@ def stratified_rows(n: int, labels: Ints | None) -> tuple[Ints, Ints]:
     shares = np.clip(shares, np.minimum(counts // 2, 1), np.maximum(counts - 1, 0))
     drawn = _generator().permutation(n)
     drawn = drawn[np.argsort(labels[drawn], kind="stable")]
-    place = np.arange(n) - np.repeat(offsets_of(counts)[:-1], counts)
     chosen = np.zeros(n, bool)
-    chosen[drawn[place < np.repeat(shares, counts)]] = True
+    chosen[drawn[places_within(counts) < np.repeat(shares, counts)]] = True
     return np.flatnonzero(~chosen), np.flatnonzero(chosen)
 
 
@@ -131,9 +130,8 @@ def hold_out_validation(
     given = np.clip(given, 0, np.maximum(sizes - 1, 0))
     owner = np.repeat(np.arange(len(sizes)), sizes)
     order = np.lexsort((generator.random(len(rows)), owner))  # a random order within every client
-    within = np.arange(len(rows)) - np.repeat(offsets[:-1], sizes)
     chosen = np.zeros(len(rows), bool)
-    chosen[order[within < np.repeat(given, sizes)]] = True
+    chosen[order[places_within(sizes) < np.repeat(given, sizes)]] = True
     return rows[~chosen], offsets_of(sizes - given), rows[chosen], offsets_of(given)
 
 
@@ -155,5 +153,4 @@ def balanced_rows(labels: Ints, classes: int, total: int = 0) -> Ints:
             )
         keep = total // present
     order = np.argsort(labels, kind="stable")
-    rank = np.arange(len(labels)) - np.repeat(offsets_of(counts)[:-1], counts)
-    return np.sort(order[rank < keep])
+    return np.sort(order[places_within(counts) < keep])

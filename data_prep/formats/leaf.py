@@ -42,21 +42,18 @@ _CLASS_OF = np.full(256, -1, np.int64)
 _CLASS_OF[[ord(letter) for letter in LETTERS]] = np.arange(len(LETTERS))
 
 
-def part_files(folder: Path, patterns: tuple[str, ...]) -> tuple[list[Path], list[Path]] | None:
-    """Return the training and test files below a folder, by the first pattern that matches both; else None."""
+def part_files(folder: Path, patterns: tuple[str, ...], name: str, hint: str) -> tuple[list[Path], list[Path]]:
+    """Return the training and test files below a folder, by the first pattern that matches both."""
     for pattern in patterns:
         train, test = (files_below(folder_of(folder), pattern.format(part)) for part in ("train", "test"))
         if train and test:
             return train, test
-    return None
+    raise UserError(f"no {name} files in {folder}; --raw must hold {hint}")
 
 
 def leaf_files(folder: Path, hint: str) -> tuple[list[Path], list[Path]]:
     """LEAF's training and test files below a folder."""
-    found = part_files(folder, LEAF)
-    if found is None:
-        raise UserError(f"no LEAF files in {folder}; --raw must hold {hint}")
-    return found
+    return part_files(folder, LEAF, "LEAF", hint)
 
 
 def leaf_users(path: Path, person: str = "user") -> Iterator[tuple[str, list[Any], list[Any]]]:
@@ -129,9 +126,8 @@ def read_femnist(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tall
 
     Writers without images are left out.
     """
-    found = part_files(raw, ("fed_emnist_{}.h5", "fed_emnist_digitsonly_{}.h5", *LEAF))
-    if found is None:
-        raise UserError(f"no FEMNIST files in {raw}; --raw must hold {data_set.files}")
+    patterns = ("fed_emnist_{}.h5", "fed_emnist_digitsonly_{}.h5", *LEAF)
+    found = part_files(raw, patterns, "FEMNIST", data_set.files)
     held, ends = UserRows(), [0]
     for files, which in zip(found, ("training", "test"), strict=True):
         for path in files:

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
+from fedmpi.common.apportionment import offsets_of
 from fedmpi.common.calling import calling, refuse_result
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import Component, resolve
@@ -136,8 +137,7 @@ def _of_owners(scheme: Component, options: Mapping[str, Any], request: Request) 
     kept = np.flatnonzero(found >= 0)
     rows = kept[np.argsort(found[kept], kind="stable")]
     clients = int(found.max(initial=-1)) + 1 if clients is None else clients
-    offsets = np.concatenate([[0], np.cumsum(np.bincount(found[kept], minlength=clients))])
-    return Partition(rows.astype(np.int64), offsets.astype(np.int64))
+    return Partition(rows.astype(np.int64), offsets_of(np.bincount(found[kept], minlength=clients)))
 
 
 def checked_owners(part: Component, given: Any, rows: int, clients: int | None) -> Ints:

@@ -15,7 +15,7 @@ import numpy as np
 
 from data_prep.partitions import CountOrZero, NotNegative, Partition, Positive, Request
 from data_prep.partitions.sizes import SizeLaw, in_proportion, relative_sizes, whole_sizes
-from fedmpi.common.apportionment import offsets_of
+from fedmpi.common.apportionment import places_within
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import register
 from fedmpi.common.types import Floats, Ints
@@ -194,9 +194,8 @@ def draw_astraea(
 def _deal_evenly(labels: Ints, used: Ints, sizes: Ints, generator: np.random.Generator) -> Rows:
     """Assign rows sorted by class along a sequence in which every client recurs at even distances."""
     slots = np.repeat(np.arange(len(sizes)), sizes)
-    within = np.arange(len(slots)) - np.repeat(offsets_of(sizes)[:-1], sizes)
     phase = generator.random(len(sizes))
-    sequence = slots[np.argsort((within + phase[slots]) / sizes[slots], kind="stable")]
+    sequence = slots[np.argsort((places_within(sizes) + phase[slots]) / sizes[slots], kind="stable")]
     counts = np.zeros((len(sizes), len(used)), np.int64)
     np.add.at(counts, (sequence, np.repeat(np.arange(len(used)), used)), 1)
     return take_counts(labels, counts, generator)

@@ -119,8 +119,9 @@ def stratified(
     strata, over = view.strata, view.over_selection
     assert strata is not None
     candidates = view.available[strata.labels[view.available] >= 0]
-    members = _by_stratum(candidates, strata.labels[candidates], len(strata.sizes))
-    capacity = np.array([len(part) for part in members], np.int64)
+    labels = strata.labels[candidates]
+    capacity = np.bincount(labels, minlength=len(strata.sizes))
+    members = np.split(candidates[np.argsort(labels, kind="stable")], np.cumsum(capacity)[:-1])
     rounding = view.streams.generator(Purpose.ALLOCATION, view.round)
     count = view.wanted(int(strata.sizes.sum()))
     split = allocate(allocation, strata.sizes, strata.spreads, count, rounding, capacity, every_stratum)
@@ -146,13 +147,6 @@ def stratified(
     summary = StrataSummary(strata.sizes, split.draws, strata.spreads, represented)
     known = np.concatenate(inclusion)[order] if norms is None or design == "systematic" else None
     return Cohort(clients, known, stratum=strata.labels[clients], strata=summary)
-
-
-def _by_stratum(candidates: Ints, labels: Ints, strata: int) -> list[Ints]:
-    """Return the candidates of each stratum, sorted."""
-    order = np.argsort(labels, kind="stable")
-    ends = np.cumsum(np.bincount(labels, minlength=strata))[:-1]
-    return list(np.split(candidates[order], ends))
 
 
 def _expected_inclusion(norms: Floats, expected: float, over_selection: float) -> Floats:

@@ -70,9 +70,8 @@ def optics(matrix: Matrix, min_samples: int = 2, xi: float = 0.25) -> Ints:
     """
     from sklearn import config_context
     from sklearn.cluster import OPTICS
+    from sklearn.metrics import pairwise_distances
 
-    if not np.isfinite(matrix).all():
-        raise ValueError("feature vectors must be finite")
     if len(matrix) < min_samples:
         found = np.full(len(matrix), DROPPED)
     else:
@@ -80,8 +79,10 @@ def optics(matrix: Matrix, min_samples: int = 2, xi: float = 0.25) -> Ints:
         with threadpool_limits(1), config_context(assume_finite=True), warnings.catch_warnings():
             # identical clients have reachability 0, and the ξ method divides by it
             warnings.simplefilter("ignore", RuntimeWarning)
-            small = len(matrix) <= DISTANCES_UP_TO
-            metric, data = ("precomputed", _distances(matrix)) if small else ("euclidean", matrix)
+            metric, data = "euclidean", matrix
+            if len(matrix) <= DISTANCES_UP_TO:
+                distances = pairwise_distances(matrix)
+                metric, data = "precomputed", np.maximum(distances, distances.T)
             found = OPTICS(min_samples=min_samples, xi=xi, cluster_method="xi", metric=metric).fit_predict(data)
     return np.asarray(found, np.int64)
 
@@ -104,14 +105,6 @@ def strata_of_clusters(found: Ints, matrix: Matrix, noise: Noise) -> Ints:
     else:
         labels[alone] = labels.max(initial=-1) + 1 + (np.arange(alone.sum()) if noise == "singletons" else 0)
     return _numbered(labels)
-
-
-def _distances(matrix: Matrix) -> Matrix:
-    """Return Euclidean distances (N, N) with an exactly zero diagonal."""
-    from sklearn.metrics import pairwise_distances
-
-    distances = pairwise_distances(matrix)
-    return np.asarray(np.maximum(distances, distances.T))
 
 
 def _numbered(labels: NDArray[np.integer]) -> Ints:

@@ -82,7 +82,7 @@ class CohortDraw:
 
     def draw(self, t: int, strata: Strata | None) -> Turnout:
         """Draw the clients of round t; `strata` are the current ones if the draw needs them."""
-        present, opening = self._present(t), self.opens(t)
+        present, opening = self.availability.present(self._all(t)), self.opens(t)
         if opening:
             asked = full_participation(present)
         else:
@@ -101,9 +101,6 @@ class CohortDraw:
         """Check whether round t is the initial probing step of every client."""
         return opens_with_a_step(self.config, t)
 
-    def _present(self, t: int) -> Ints | int:
-        return self.availability.present(self._all(t))
-
     def _all(self, t: int) -> View:
         """Return the availability model's view of round t."""
         clients, stream = len(self.sizes), (Purpose.AVAILABILITY, OWN_DRAWS)
@@ -121,7 +118,7 @@ class CohortDraw:
         """Return the clients to measure for the sampler before round t; none if all clients take one step."""
         if self.opens(t):
             return np.empty(0, np.int64)
-        self._views = {t: self._view(t, self._present(t), strata)}
+        self._views = {t: self._view(t, self.availability.present(self._all(t)), strata)}
         return self.sampler.candidates(self._views[t])
 
     def add_measured(self, t: int, candidates: Ints, measured: Mapping[str, Floats]) -> None:
@@ -135,7 +132,7 @@ class CohortDraw:
         view.measured.update(measured)
         if "seconds" in self.sampler.measures:
             seconds = view.measured["seconds"] = np.full(len(self.sizes), np.nan)
-            seconds[candidates] = self._seconds(candidates, self._sizes_of(view.present), opening=False)
+            seconds[candidates] = self._seconds(candidates, self.sizes[view.available], opening=False)
 
     def _view(self, t: int, present: Ints | int, strata: Strata | None) -> View:
         over, clients = self.config.clients.over_selection, len(self.sizes)
@@ -181,11 +178,9 @@ class CohortDraw:
         part = self.config.samples
         if part.sampler.name == "exact":
             return self.sizes[arrived.clients]
-        return self._sizes_of(asked.clients if part.size.query == "selected" else present)
-
-    def _sizes_of(self, clients: Ints | int) -> Ints:
-        """Return the sizes of these clients, or of all if their number is given."""
-        return self.sizes if isinstance(clients, int) else self.sizes[clients]
+        if part.size.query == "selected":
+            return self.sizes[asked.clients]
+        return self.sizes if isinstance(present, int) else self.sizes[present]
 
     def _used(self, clients: Ints, pool: Ints) -> Floats:
         """Return the expected number of samples used by each client: if samples are drawn, its share of the budget."""

@@ -81,7 +81,7 @@ def _selection(c: ConfigTables) -> Rows:
 
 def _measured(c: ConfigTables) -> Rows:
     """Numbers that samplers draw by, and that nothing measures in time."""
-    sampler, data, needs, measures = c.clients.sampler, c.samples.sampler, _needs(c), _measures(c)
+    sampler, data, needs, measures = c.clients.sampler, c.samples.sampler, _needs(c), _needs(c, "measures")
     by_norm = "norms" in needs or sampler.options.get("within_stratum") == "importance"
     yield (
         by_norm and stratification(c).features.name == "label-histogram",
@@ -185,7 +185,7 @@ def _task(c: ConfigTables) -> Rows:
     for key, chosen in (("task.loss", c.task.loss), *(("task.metrics", metric) for metric in c.task.metrics)):
         suits = " or ".join(kinds_of(chosen))
         yield not kind.fits(chosen), "task.kind", f'{key} = "{chosen.name}" is for {suits}'
-    no_accuracy, by_accuracy = kind.score != "accuracy", "accuracy" in {*_needs(c), *_measures(c)}
+    no_accuracy, by_accuracy = kind.score != "accuracy", "accuracy" in {*_needs(c), *_needs(c, "measures")}
     aims = c.evaluation.target_accuracy is not None
     yield no_accuracy and aims, "evaluation.target_accuracy task.kind", "it has no accuracy"
     yield no_accuracy and by_accuracy, "clients.sampler task.kind", "it has no accuracy"
@@ -228,16 +228,10 @@ def _components(c: ConfigTables) -> Rows:
             yield bool(reason), key, f"it rejects the other choices: {reason}"
 
 
-def _needs(c: ConfigTables) -> tuple[str, ...]:
-    """Return what the client sampler needs of the server."""
-    needs: tuple[str, ...] = c.clients.sampler.marks.get("needs", ())
+def _needs(c: ConfigTables, mark: str = "needs") -> tuple[str, ...]:
+    """Return what the client sampler needs of the server, or what it "measures" of its candidates."""
+    needs: tuple[str, ...] = c.clients.sampler.marks.get(mark, ())
     return needs
-
-
-def _measures(c: ConfigTables) -> tuple[str, ...]:
-    """Return what is measured for the client sampler's candidates."""
-    measures: tuple[str, ...] = c.clients.sampler.marks.get("measures", ())
-    return measures
 
 
 def _learns(c: ConfigTables) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedmpi.common.apportionment import offsets_of
+from fedmpi.common.apportionment import offsets_of, places_within
 from fedmpi.common.errors import UserError
 from fedmpi.common.types import Floats, Ints
 
@@ -58,10 +58,7 @@ def level_down(values: Ints, removed: int, floor: int = 0) -> Ints:
         level = (low + high + 1) // 2
         low, high = (level, high) if np.maximum(values - level, 0).sum() >= removed else (low, level - 1)
     taken = np.maximum(values - low, 0)
-    surplus = int(taken.sum()) - removed
-    if surplus < 0:
-        raise ValueError(f"cannot take {removed} from values that hold {removed + surplus} above {floor}")
-    taken[np.flatnonzero(taken)[:surplus]] -= 1
+    taken[np.flatnonzero(taken)[: int(taken.sum()) - removed]] -= 1
     return taken
 
 
@@ -80,8 +77,7 @@ def fill_empty(owner: npt.NDArray[np.int32], clients: int, generator: np.random.
     rows, offsets = group_by_owner(owner, clients, generator)
     donors = np.flatnonzero(given)
     counts = given[donors]
-    within = np.arange(len(empty)) - np.repeat(np.cumsum(counts) - counts, counts)
-    owner[rows[np.repeat(offsets[donors], counts) + within]] = generator.permutation(empty)
+    owner[rows[np.repeat(offsets[donors], counts) + places_within(counts)]] = generator.permutation(empty)
     return len(empty)
 
 
@@ -156,8 +152,6 @@ def fill_by_mix(sizes: Ints, stock: Ints, mixes: Floats, generator: np.random.Ge
     restricted to the classes left (from the remaining stock's mix where its own has no mass there). Every pass
     exhausts a class or ends, so there are at most C + 1 passes.
     """
-    if sizes.sum() > stock.sum():
-        raise ValueError(f"{sizes.sum()} samples asked for, {stock.sum()} in stock")
     counts = np.zeros(mixes.shape, np.int64)
     left, wanting = stock.astype(np.int64), sizes.astype(np.int64)
     while (active := np.flatnonzero(wanting)).size:
@@ -189,8 +183,6 @@ def ownership(sizes: Ints, shard_starts: Ints, workers: int) -> Ints:
     nearest to an equal division of the samples that leaves every worker a shard (or client), so no worker holds more
     than its equal part plus the largest shard (or client). Workers beyond the number of clients get empty ranges.
     """
-    if workers < 1:
-        raise ValueError(f"there must be at least one worker, not {workers}")
     clients = len(sizes)
     borders = shard_starts if len(shard_starts) - 1 >= workers else np.arange(clients + 1)
     units = len(borders) - 1

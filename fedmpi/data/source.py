@@ -115,7 +115,7 @@ class ClientData:
         """Samples of one client, all of them or those of some local rows."""
         client = int(client)
         if self._on_device is not None:
-            first, end = self._offsets[client], self._offsets[client + 1]
+            first, end = self.store.offsets[client], self.store.offsets[client + 1]
             if rows is not None:
                 return self.load_positions(first + rows)
             return self.normalize(self._on_device[0][first:end]), self._on_device[1][first:end]
@@ -149,10 +149,6 @@ class ClientData:
             features[first : first + len(x)] = to_device(x, device)
             targets[first : first + len(x)] = to_device(y.astype(self._numbers), device)
         return features, targets
-
-    @cached_property
-    def _offsets(self) -> Ints:
-        return np.concatenate([[0], np.cumsum(self.sizes)])
 
     def _stays(self, found: Tensors, x: AnyArray) -> bool:
         """Check whether a client's tensors may stay in the host's memory."""

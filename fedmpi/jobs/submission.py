@@ -17,7 +17,7 @@ from pathlib import Path
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import make_folder, write_whole
-from fedmpi.config import Config, load_config
+from fedmpi.config import load_config
 from fedmpi.data.schema import read_manifest
 from fedmpi.jobs.site import SRUN_MPI, Site, load_site, site_file
 from fedmpi.mpi.launch import library_version
@@ -146,14 +146,10 @@ def _check_configuration(config: Path | None, settings: Sequence[str], out: Path
         raise UserError(f"--array {array} is not a list of tasks. Give 0-3, 1,5,7 or 0-99%10 (ten at a time)")
     if re.search("[-,]", array) and not any(TASK in setting for setting in settings):
         raise UserError(f"the tasks of --array {array} are all the same run. Let a setting differ, as --set seed=%a")
-    _check_data(load_config(config, [setting.replace(TASK, first[0]) for setting in settings]))
-
-
-def _check_data(config: Config) -> None:
-    """Read the manifest of a shard folder, so that a job does not fail on a wrong path after hours in the queue."""
-    shards = config.data.source.choice
+    loaded = load_config(config, [setting.replace(TASK, first[0]) for setting in settings])
+    shards = loaded.data.source.choice
     if isinstance(shards, str) and not re.match(r"digits(:|$)", shards) and not re.fullmatch(r"[\w.]+:[\w.]+", shards):
-        read_manifest(Path(shards))
+        read_manifest(Path(shards))  # so that a job does not fail on a wrong path after hours in the queue
 
 
 def _launcher(site: Site, where: Path, numbers: dict[str, int]) -> list[str]:

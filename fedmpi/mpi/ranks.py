@@ -166,8 +166,7 @@ class Cluster:
         """
         import torch
 
-        if self._current is None:
-            raise RuntimeError("ask for a sum_tensor before reduce_tensor")
+        assert self._current is not None  # by `sum_tensor`
         if self._messages is not None:
             self._messages.end_round()
         self._current.reduce()

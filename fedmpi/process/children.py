@@ -22,14 +22,12 @@ TAIL = 4096
 
 def ends_with_parent() -> Callable[[], None]:
     """Return a function for Popen's preexec_fn: the child gets SIGUSR1 when this process dies, for any reason."""
-    parent, number = os.getpid(), signal.SIGUSR1
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    parent, prctl = os.getpid(), ctypes.CDLL(None).prctl
 
     def end_with_parent() -> None:
-        if prctl is not None:
-            prctl(PR_SET_PDEATHSIG, int(number))
-            if os.getppid() != parent:  # it died before this call
-                os.kill(os.getpid(), number)
+        prctl(PR_SET_PDEATHSIG, int(signal.SIGUSR1))
+        if os.getppid() != parent:  # it died before this call
+            os.kill(os.getpid(), signal.SIGUSR1)
 
     return end_with_parent
 

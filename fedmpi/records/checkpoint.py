@@ -88,7 +88,9 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
     for path in sorted(folder.glob("round-*.safetensors"), reverse=True):
         try:
             checkpoint = read_checkpoint(path)
-            _check_clients(path, checkpoint)
+            digest, beside = checkpoint.header.get("clients"), clients_file(folder, path)
+            if digest and file_digest(beside) != digest:
+                raise ValueError(f"{beside.name} beside it differs from what was written")
         except (OSError, ValueError) as error:
             log.warning("checkpoint %s is damaged (%s): trying the one before", path, error)
             path.rename(path.with_name(path.name + SET_ASIDE))
@@ -97,13 +99,6 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
     if any(folder.glob(f"round-*{SET_ASIDE}")):
         raise UserError(f"all checkpoints in {folder} are damaged. Choose another --out to start a new run")
     return None
-
-
-def _check_clients(path: Path, checkpoint: Checkpoint) -> None:
-    """Reject a checkpoint if its clients' state is missing or has changed."""
-    digest, beside = checkpoint.header.get("clients"), clients_file(path.parent, path)
-    if digest and file_digest(beside) != digest:
-        raise ValueError(f"{beside.name} beside it differs from what was written")
 
 
 def file_digest(path: Path) -> str:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fedmpi.common.apportionment import places_within
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import read_plain
 from fedmpi.common.task_kinds import KINDS
@@ -128,8 +129,7 @@ def clients_from_text(text: str) -> Ints:
     ends = [run.split("-") for run in text.split()]
     first = np.array([int(run[0]) for run in ends], np.int64)
     lengths = np.array([int(run[-1]) for run in ends], np.int64) + 1 - first
-    before = np.cumsum(lengths) - lengths
-    return np.repeat(first - before, lengths) + np.arange(lengths.sum())
+    return np.repeat(first, lengths) + places_within(lengths)
 
 
 def read_records(folder: Path, rounds: int | None = None) -> list[Record]:

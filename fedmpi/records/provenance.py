@@ -83,8 +83,7 @@ def git_commit() -> str | None:
 
 def custom_components(config: Config) -> list[Component]:
     """Return the custom components in the configuration."""
-    chosen = [one for _, one in components_of(config) if one.is_component]
-    return [component for component in chosen if component.foreign]
+    return [one for _, one in components_of(config) if one.is_component and one.foreign]
 
 
 def part_sources(config: Config, warns: bool = False) -> dict[str, bytes]:

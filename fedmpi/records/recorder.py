@@ -103,7 +103,13 @@ class Recorder:
             path = self.folder / "metrics.jsonl"
             lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
             if checkpoint is None:
-                self._begin_again(len(lines))
+                if (self.folder / "summary.json").exists():
+                    raise UserError(
+                        f"{self.folder} holds a finished run and no checkpoint to resume. Choose another --out"
+                    )
+                if lines:
+                    what = "no checkpoint in %s: begins again at round 0, %d records are dropped"
+                    log.warning(what, self.folder, len(lines))
                 first, kept = 0, []
             else:
                 first, kept = checkpoint.next_round, lines[: checkpoint.header["settled"]]
@@ -125,13 +131,6 @@ class Recorder:
         if checkpoint:
             log.info("resumed at round %d", first)
         return checkpoint
-
-    def _begin_again(self, records: int) -> None:
-        """Warn that records without a checkpoint are dropped; reject a finished run."""
-        if (self.folder / "summary.json").exists():
-            raise UserError(f"{self.folder} holds a finished run and no checkpoint to resume. Choose another --out")
-        if records:
-            log.warning("no checkpoint in %s: begins again at round 0, %d records are dropped", self.folder, records)
 
     def _take_changes(self, next_round: int) -> None:
         """Write changed settings to config.toml, and remove the final files of a run that gets more rounds."""

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from fedmpi.common.apportionment import offsets_of, united
+from fedmpi.common.apportionment import offsets_of, places_within, united
 from fedmpi.common.calling import calling, refuse_result, result_array, takes
 from fedmpi.common.decorators import data_sampler
 from fedmpi.common.registry import Component
@@ -188,15 +188,10 @@ def _distinct(generator: np.random.Generator, sizes: Ints, counts: Ints) -> Ints
         missing = targets - used_counts(drawn, offsets)
     if not inverted.any():
         return drawn
-    candidates = _ranges(offsets[:-1][inverted], sizes[inverted])
+    candidates = np.repeat(offsets[:-1][inverted], sizes[inverted]) + places_within(sizes[inverted])
     from_inverted = inverted[np.searchsorted(offsets, drawn, side="right") - 1]
     kept = np.setdiff1d(candidates, drawn[from_inverted], assume_unique=True)
     return np.sort(np.concatenate([drawn[~from_inverted], kept]))
-
-
-def _ranges(starts: Ints, lengths: Ints) -> Ints:
-    """Concatenate start, start + 1, …, start + length − 1 of every pair."""
-    return np.arange(lengths.sum()) + np.repeat(starts - offsets_of(lengths)[:-1], lengths)
 
 
 def _round_at_random(generator: np.random.Generator, sizes: Ints, ratio: float) -> Ints:

@@ -91,11 +91,6 @@ class Loss:
                     "Move them into the model, or freeze them with requires_grad_(False)"
                 )
 
-    @property
-    def name(self) -> str:
-        """Name in the configuration."""
-        return self.part.name
-
     def begin(self) -> None:
         """Reset a custom loss, without the attributes left by earlier calls."""
         if self.part.foreign:
