@@ -23,7 +23,6 @@ from fedmpi.common.files import whole_file, write_whole
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import AnyArray, Ints
 from fedmpi.config.tables import RebalanceTable
-from fedmpi.data.arrays import ClientArrays
 from fedmpi.data.assignment import inverse_of, ownership
 from fedmpi.data.augmentation import ORIGINAL_COUNTS, AugmentedStore, Rebalancing, rebalance
 from fedmpi.data.schema import (
@@ -272,15 +271,6 @@ def target_dtype(raw: RawDataset) -> np.dtype[Any]:
         return np.dtype(np.int16 if raw.classes <= 1 << 15 else np.int32)
     whole = raw.targets == "multilabel" and raw.y.dtype.kind in "bui"
     return np.dtype(np.uint8 if whole else np.float32)
-
-
-def write_arrays(arrays: ClientArrays, out: Path, shards: int, overwrite: bool) -> Path:
-    """Write the samples of `arrays` as shards, in their order and with their description."""
-    if isinstance(shards, bool) or not isinstance(shards, int) or shards < 1:
-        raise UserError(f"shards = {shards!r} is impossible. Give a whole number of at least 1")
-    clients = len(arrays.offsets) - 1
-    write_again(arrays.store, arrays.store, out, min(shards, clients), 0, "fedmpi.ClientArrays.save", overwrite)
-    return out
 
 
 def write_again(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpi.clients.cohort import Cohort, StrataSummary
+from fedmpi.clients.cohort import Cohort
 from fedmpi.common.apportionment import places_within
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
@@ -83,8 +83,9 @@ def first_to_arrive(streams: Streams, round: int, cohort: Cohort, seconds: Float
         taken = order[:count]
         shrink = min(count / max(len(cohort.clients), 1), 1.0)
     else:
-        place = _place_in_stratum(cohort.stratum[order], len(cohort.strata.draws))
-        taken = order[place < cohort.strata.draws[cohort.stratum[order]]]
+        stratum, place = cohort.stratum[order], np.empty(len(order), np.int64)  # in order of arrival
+        place[np.argsort(stratum, kind="stable")] = places_within(np.bincount(stratum))
+        taken = order[place < cohort.strata.draws[stratum]]
         shrink = 1.0
     keep = np.zeros(len(cohort.clients), bool)
     keep[taken] = True
@@ -105,7 +106,10 @@ def survivors(streams: Streams, round: int, cohort: Cohort, clients: int, drop_o
     left = restricted(cohort, chance >= drop_out, _filled_places(cohort, 1.0 - drop_out))
     if cohort.stratum is None or cohort.strata is None:
         return left
-    return replace(left, strata=_still_represented(cohort.stratum, cohort.strata, drop_out))
+    strata, asked = cohort.strata, np.bincount(cohort.stratum, minlength=len(cohort.strata.draws))
+    before = np.ones(len(asked)) if strata.represented is None else strata.represented
+    represented = np.where(asked > 0, before * (1.0 - drop_out**asked), before)  # not all of its clients drop out
+    return replace(left, strata=replace(strata, represented=represented))
 
 
 def restricted(cohort: Cohort, keep: NDArray[np.bool_], shrink: Floats | float = 1.0) -> Cohort:
@@ -134,17 +138,3 @@ def _filled_places(cohort: Cohort, survival: float) -> Floats | float:
     place = places_within(places).astype(np.float64)
     filled = np.bincount(of, bdtrc(place, asked[of], survival), minlength=len(places))
     return np.asarray((filled / np.maximum(places, 1))[cohort.stratum])
-
-
-def _still_represented(stratum: Ints, strata: StrataSummary, drop_out: float) -> StrataSummary:
-    """Multiply each stratum's probability of a selected client by that of not losing all its invited clients."""
-    asked = np.bincount(stratum, minlength=len(strata.draws))
-    before = np.ones(len(asked)) if strata.represented is None else strata.represented
-    return replace(strata, represented=np.where(asked > 0, before * (1.0 - drop_out**asked), before))
-
-
-def _place_in_stratum(stratum: Ints, strata: int) -> Ints:
-    """Number the clients of each stratum 0, 1, 2, … in the given order."""
-    place = np.empty(len(stratum), np.int64)
-    place[np.argsort(stratum, kind="stable")] = places_within(np.bincount(stratum, minlength=strata))
-    return place

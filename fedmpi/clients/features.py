@@ -210,16 +210,13 @@ class GradientTransform:
         self.projection: Any = None  # SparseRandomProjection
         self.description = f"{chosen.name} features of {clients} clients × {self.width} values"
         if clients * self.width > table.projection_above:
-            from sklearn.random_projection import (
-                SparseRandomProjection,
-                johnson_lindenstrauss_min_dim,
-            )  # slow to import
+            from sklearn import random_projection  # slow to import
 
-            shorter = int(johnson_lindenstrauss_min_dim(max(clients, 2), eps=DISTORTION))
+            shorter = int(random_projection.johnson_lindenstrauss_min_dim(max(clients, 2), eps=DISTORTION))
             if shorter < self.width:
                 seed = streams.seed64(Purpose.PROJECTION) % 2**32
-                self.projection = SparseRandomProjection(shorter, dense_output=True, random_state=seed)
-                self.projection.fit(np.zeros((1, self.width), np.float32))
+                projection = random_projection.SparseRandomProjection(shorter, dense_output=True, random_state=seed)
+                self.projection = projection.fit(np.zeros((1, self.width), np.float32))
                 self.description += f", sparse random projection to {shorter} values"
                 self.width = shorter
 

@@ -181,11 +181,6 @@ class ClientSampler:
         self.remembers = state_names(self._made)
 
     @property
-    def name(self) -> str:
-        """Name in a configuration."""
-        return self.part.name
-
-    @property
     def depends_on_rounds(self) -> bool:
         """True if its draws depend on earlier rounds or on the current model."""
         return bool(self.numbers or self.measures or self.needs_strata or self.needs_norms or self.remembers)

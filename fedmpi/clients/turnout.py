@@ -82,7 +82,7 @@ class CohortDraw:
 
     def draw(self, t: int, strata: Strata | None) -> Turnout:
         """Draw the clients of round t; `strata` are the current ones if the draw needs them."""
-        present, opening = self.availability.present(self._all(t)), self.opens(t)
+        present, opening = self.availability.present(self._all(t)), opens_with_a_step(self.config, t)
         if opening:
             asked = full_participation(present)
         else:
@@ -96,10 +96,6 @@ class CohortDraw:
             taken = first_to_arrive(self.streams, t, arrived, seconds, self._wanted_of(len(self.sizes)))
             return Turnout(taken, asked.clients, present, seconds[np.isin(arrived.clients, taken.clients)])
         return Turnout(arrived, asked.clients, present, seconds)
-
-    def opens(self, t: int) -> bool:
-        """Check whether round t is the initial probing step of every client."""
-        return opens_with_a_step(self.config, t)
 
     def _all(self, t: int) -> View:
         """Return the availability model's view of round t."""
@@ -116,7 +112,7 @@ class CohortDraw:
 
     def candidates(self, t: int, strata: Strata | None) -> Ints:
         """Return the clients to measure for the sampler before round t; none if all clients take one step."""
-        if self.opens(t):
+        if opens_with_a_step(self.config, t):
             return np.empty(0, np.int64)
         self._views = {t: self._view(t, self.availability.present(self._all(t)), strata)}
         return self.sampler.candidates(self._views[t])
@@ -138,7 +134,7 @@ class CohortDraw:
         over, clients = self.config.clients.over_selection, len(self.sizes)
         return View(
             round=t,
-            count=clients if self.sampler.name == "all" else invited(self._wanted_of(clients), over, clients),
+            count=clients if self.sampler.part.name == "all" else invited(self._wanted_of(clients), over, clients),
             sizes=self.sizes,
             present=present,
             streams=self.streams,

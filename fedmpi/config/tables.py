@@ -79,9 +79,6 @@ def _model(value: Any) -> Component:
     return Component("model", chosen.choice, {**chosen.given, **common.model_dump()})
 
 
-Model = Annotated[Component, BeforeValidator(_model)]
-
-
 class TaskTable(Table):
     """The task: its kind, loss and metrics."""
 
@@ -244,7 +241,6 @@ class OpticsClustering(Table):
 
 
 Features = Annotated[LabelHistogram | GradientFeatures | CompressedGradient, Variants("compressed-gradient")]
-Clustering = Annotated[KMeansClustering | OpticsClustering, Variants("kmeans")]
 
 
 class Norms(Table):
@@ -267,7 +263,7 @@ class Strata(Norms):
 
     initial_step: bool = False
     """Every client takes one step in round 0, and these steps give the strata (FedSSO, Algorithm 1, lines 1-3)."""
-    clustering: Clustering = KMeansClustering()
+    clustering: Annotated[KMeansClustering | OpticsClustering, Variants("kmeans")] = KMeansClustering()
     """Method that groups clients into strata: k-means, or OPTICS."""
     strata: Annotated[Count, only_with("clients.sampler.clustering", "kmeans")] = 10
     """H, the number of strata of k-means."""
@@ -313,9 +309,6 @@ class Mediators(Table):
     """Pass the local optimizer's state (of Adam) from client to client inside a mediator."""
 
 
-Topology = Annotated[Star | Mediators, Variants("star")]
-
-
 class RebalanceTable(Table):
     """Astraea's augmentation of scarce classes (Algorithm 2)."""
 
@@ -336,9 +329,6 @@ class RebalanceTable(Table):
     """Largest shift along each axis, as a share of the image's height or width."""
     zoom: Annotated[Decay, WARPED] = 0.1
     """Each axis is sampled with a factor in [1 − zoom, 1 + zoom]."""
-
-
-Rebalance = Annotated[RebalanceTable | None, switch(RebalanceTable)]
 
 
 class ServerTable(Table):
@@ -404,9 +394,6 @@ class DevicesTable(Table):
     """Bytes per second from a client: constant (1,000,000), lognormal or classes."""
     download: Rate = ConstantRate()
     """Bytes per second to a client: constant (4,000,000), lognormal or classes."""
-
-
-Devices = Annotated[DevicesTable | None, switch(DevicesTable)]
 
 
 class PrivacyTable(Table):
@@ -518,17 +505,17 @@ class ConfigTables(Table):
     rounds: Annotated[Count, Field(le=99_999_999)] = 50
     """T, the number of rounds."""
     data: DataTable = DataTable()
-    model: Model = Component("model", "mlp")
+    model: Annotated[Component, BeforeValidator(_model)] = Component("model", "mlp")
     """Built-in model (mlp, cnn, …) or a custom "package.module:function": function(description, **options). `lora` =
     { rank, alpha, targets }: train and send only small matrices beside Linear layers (Hu et al. 2022)."""
     task: TaskTable = TaskTable()
     clients: ClientsTable = ClientsTable()
     samples: SamplesTable = SamplesTable()
     local: LocalTable = LocalTable()
-    topology: Topology = Star()
+    topology: Annotated[Star | Mediators, Variants("star")] = Star()
     """star: every selected client sends its update to the server; mediators: groups of clients train sequentially
     (Astraea)."""
-    rebalance: Rebalance = None
+    rebalance: Annotated[RebalanceTable | None, switch(RebalanceTable)] = None
     """Astraea's augmentation of scarce classes; absent or false = off, true = on with the defaults."""
     server: ServerTable = ServerTable()
     attack: Annotated[Component, chooses("attack", "none")] = Component("attack", "none")
@@ -538,7 +525,7 @@ class ConfigTables(Table):
     """Lossy upload of updates, simulated: none; float16; bfloat16; int8; top-k; or a custom
     "package.module:function": (update (d,), generator) -> the update that the server receives."""
     privacy: PrivacyTable = PrivacyTable()
-    devices: Devices = None
+    devices: Annotated[DevicesTable | None, switch(DevicesTable)] = None
     """Simulated time; absent or false = none, true = with the defaults."""
     cluster: ClusterTable = ClusterTable()
     evaluation: EvaluationTable = EvaluationTable()

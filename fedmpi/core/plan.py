@@ -15,7 +15,7 @@ import numpy as np
 from fedmpi.aggregation.weights import Weighing
 from fedmpi.clients.cohort import Cohort
 from fedmpi.clients.strata import Strata
-from fedmpi.clients.turnout import CohortDraw, Turnout
+from fedmpi.clients.turnout import CohortDraw, Turnout, opens_with_a_step
 from fedmpi.common.errors import UserError
 from fedmpi.common.plan import Plan
 from fedmpi.common.registry import resolve
@@ -92,7 +92,7 @@ class Planner:
         clips = self.config.privacy.clip_norm is not None
         turnout = self.cohorts.draw(t, strata)
         cohort = turnout.cohort
-        opening = self.cohorts.opens(t)
+        opening = opens_with_a_step(self.config, t)
         probability, estimate, queried = (1.0, None, np.empty(0, np.int64)) if opening else self._sampled(t, turnout)
         weighing = self._opening_weights() if opening else self.weighing
         self._check_draw(t, cohort, opening)
@@ -127,7 +127,7 @@ class Planner:
         if len(twice):
             raise UserError(
                 f'local.algorithm = "{self.config.local.algorithm.name}" counts every participant once, but '
-                f'clients.sampler = "{sampler.name}" drew client {twice[0]} more than once in '
+                f'clients.sampler = "{sampler.part.name}" drew client {twice[0]} more than once in '
                 f"round {t}. Draw clients without replacement"
             )
 

@@ -154,9 +154,8 @@ class ClientData:
         """Check whether a client's tensors may stay in the host's memory."""
         if self.device.type != "cpu":
             return False
-        lent = (
-            found[0].data_ptr() == x.ctypes.data and not x.flags.writeable
-        )  # features that share the memory of the store
+        # features that share the memory of the store
+        lent = found[0].data_ptr() == x.ctypes.data and not x.flags.writeable
         nbytes = _OBJECT_BYTES + sum(tensor.nbytes for tensor in found[lent:])
         if nbytes > self._left:
             return False

@@ -95,11 +95,6 @@ class RandomizedResponse(Mechanism):
         """α = (e^ε − 1) / (e^ε + M − 2) (Eq 21), written so that a large ε does not overflow."""
         return -math.expm1(-self.epsilon) / (1 + (self.threshold - 2) * math.exp(-self.epsilon))
 
-    @property
-    def lie_probability(self) -> float:
-        """1 − α = (M − 1) / (e^ε + M − 2), positive also where α rounds to 1."""
-        return (self.threshold - 1) * math.exp(-self.epsilon) / (1 + (self.threshold - 2) * math.exp(-self.epsilon))
-
     def answer(self, sizes: Ints, generator: np.random.Generator) -> Floats:
         truthful, answers = np.empty(sizes.size, bool), np.empty(sizes.size)
         for part in blocks(sizes.size):  # `answers` first stores the random numbers, then the reports
@@ -117,7 +112,8 @@ class RandomizedResponse(Mechanism):
     def variance(self, sizes: Ints) -> Floats:
         """Return Var(r)/α², r a mixture of n and of a uniform u on 1 … M − 1 with mean M/2 (Eq 5) and variance M(M −
         2)/12: Var(r) = α(1 − α)(n − M/2)² + (1 − α)M(M − 2)/12, a sum without cancellation."""
-        truth, lie, m, n = self.truth_probability, self.lie_probability, self.threshold, sizes.astype(np.float64)
+        truth, m, n = self.truth_probability, self.threshold, sizes.astype(np.float64)
+        lie = (m - 1) * math.exp(-self.epsilon) / (1 + (m - 2) * math.exp(-self.epsilon))  # not 0 where α rounds to 1
         return lie * (truth * (n - m / 2) ** 2 + m * (m - 2) / 12) / truth**2
 
 
@@ -148,11 +144,6 @@ class Piecewise(RescaledAnswer):
         """C = (e^{ε/2} + 1)/(e^{ε/2} − 1)."""
         return 1 / math.tanh(self.epsilon / 4)
 
-    @property
-    def window_probability(self) -> float:
-        """Probability of a report inside the window, e^{ε/2}/(e^{ε/2} + 1)."""
-        return 1 / (1 + math.exp(-self.epsilon / 2))
-
     def window(self, sizes: Ints) -> tuple[Floats, Floats]:
         """Return ends l and r = l + C − 1 of each size's window."""
         c = self.bound
@@ -161,7 +152,7 @@ class Piecewise(RescaledAnswer):
 
     def answer(self, sizes: Ints, generator: np.random.Generator) -> Floats:
         left, right = self.window(sizes)
-        inside = generator.random(sizes.size) < self.window_probability
+        inside = generator.random(sizes.size) < 1 / (1 + math.exp(-self.epsilon / 2))  # e^{ε/2}/(e^{ε/2} + 1)
         place = generator.random(sizes.size)
         outside = -self.bound + place * (self.bound + 1)  # the rest of [−C, C] has length C + 1 for any size
         outside = np.where(outside < left, outside, outside + (right - left))

@@ -194,6 +194,8 @@ def corrected(found: Sequence[Difference]) -> list[Difference]:
 def paired(values: Sequence[float], reference: Sequence[float], level: float = LEVEL) -> Difference:
     """Return the mean of `values - reference`, in the same order of two or more seeds, with its confidence interval
     (paired t): mean ± t_{n - 1} s/√n."""
+    if len(values) != len(reference) or len(values) < 2:
+        raise ValueError(f"{len(values)} and {len(reference)} seeds: a paired interval needs the same two or more")
     differences = np.subtract(values, reference)
     n = len(differences)
     return Difference(n, float(differences.mean()), float(differences.std(ddof=1) / np.sqrt(n)), level)

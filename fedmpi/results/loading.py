@@ -206,12 +206,17 @@ def _distinguishing(runs: Sequence[OneRun], keys: Sequence[str], labels: set[str
 
 def _label(values: dict[str, str], keys: Sequence[str]) -> str:
     """Return the name of a group: `fedavg, lr = 0.1`, or `without local.lr` if it has none of the keys."""
-    ends, words = [key.rpartition(".")[2] for key in keys], []
+    short, words = short_keys(keys), []
     for key, value in values.items():
-        end = key.rpartition(".")[2]
         bare = key in BARE or not ("." in key or key in (*all_keys(), PLUGINS))
-        words.append(value if bare else f"{end if ends.count(end) == 1 else key} = {value}")
+        words.append(value if bare else f"{short[key]} = {value}")
     return ", ".join(words or [f"without {key}" for key in keys])
+
+
+def short_keys(keys: Collection[str]) -> dict[str, str]:
+    """Return each key without its table, if no other key of them ends alike."""
+    ends = [key.rpartition(".")[2] for key in keys]
+    return {key: end if ends.count(end) == 1 else key for key, end in zip(keys, ends, strict=True)}
 
 
 def _by_values(

@@ -8,7 +8,7 @@ first one starts.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -30,13 +30,12 @@ from fedmpi.config.loading import (
     setting_layers,
 )
 from fedmpi.config.writing import not_repeatable, shown_value
+from fedmpi.results.loading import BARE, short_keys
 from fedmpi.sweeps.shards import Preparation, prepare_words
 
 SEED = "{seed}"
 """Placeholder for a run's seed in the texts of [prepare]."""
 SHARDS, PREPARE = "data.source", "prepare."
-BY_THEMSELVES = ("preset", "data.source", "model")
-"""Keys whose values say enough without the key."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,8 @@ def plan_sweep(
     found = list(_combinations(tables, origin, assignments(settings)))
     seeds = list(dict.fromkeys(labels.get("seed") for labels, _ in found))
     found.sort(key=lambda one: seeds.index(one[0].get("seed")))
-    planner = _Planner(origin, folder, tables, settings, _short_keys(key for labels, _ in found for key in labels))
+    short = short_keys(dict.fromkeys(key for labels, _ in found for key in labels))
+    planner = _Planner(origin, folder, tables, settings, short)
     runs = tuple(planner.planned(index, labels, values) for index, (labels, values) in enumerate(found))
     _check(runs, origin)
     if tables.prepare and not any(run.data for run in runs):
@@ -249,7 +249,7 @@ def _check(runs: Sequence[PlannedRun], origin: str) -> None:
 def _run_name(labels: Mapping[str, Any], short: Mapping[str, str]) -> str:
     """Return the name of a run: variants' names first, then the preset, other keys, and the seed last."""
     order = sorted(labels, key=lambda key: (key == "seed", not _is_variant(key), key != "preset"))
-    bare = [key for key in order if key in BY_THEMSELVES or _is_variant(key)]
+    bare = [key for key in order if key in BARE or _is_variant(key)]
     heads = {key: "" if key in bare else f"{short.get(key, key.removeprefix(PREPARE))}=" for key in order}
     return ",".join(heads[key] + _slug(labels[key]) for key in order) or "run"
 
@@ -257,13 +257,6 @@ def _run_name(labels: Mapping[str, Any], short: Mapping[str, str]) -> str:
 def _is_variant(key: str) -> bool:
     """Check whether a label is the name of a variant, not the value of a key."""
     return key.partition(".")[0] not in Config.model_fields and not key.startswith(PREPARE)
-
-
-def _short_keys(keys: Iterable[str]) -> dict[str, str]:
-    """Return each key without its table, if no other key of them ends alike."""
-    listed = list(dict.fromkeys(keys))
-    ends = [key.rpartition(".")[2] for key in listed]
-    return {key: end if ends.count(end) == 1 else key for key, end in zip(listed, ends, strict=True)}
 
 
 def _slug(value: Any) -> str:
