@@ -134,16 +134,10 @@ def _planned(
     # shards of nearly equal samples, each with at least one client
     bounds = np.array([0, clients])
     starts = ownership(np.diff(offsets), bounds, min(shards, clients)) if shards > 1 else bounds
-    ids = _client_ids(raw, partition)
+    ids: AnyArray = np.arange(clients) if partition.users is None else partition.users
+    if partition.users is not None and raw.user_names is not None:
+        ids = np.array([raw.user_names[user].encode("utf-8", "replace") for user in partition.users])
     return ShardPlan(raw, partition, rows, offsets, held_rows, held_offsets, ids, starts)
-
-
-def _client_ids(raw: RawDataset, partition: Partition) -> AnyArray:
-    if partition.users is None:
-        return np.arange(partition.clients)
-    if raw.user_names is None:
-        return partition.users
-    return np.array([raw.user_names[user].encode("utf-8", "replace") for user in partition.users])
 
 
 def _write(plan: ShardPlan, folder: Path, seed: int, command: str) -> Manifest:

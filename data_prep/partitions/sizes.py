@@ -51,8 +51,7 @@ def whole_sizes(relative: Floats, total: int) -> Ints:
     above = np.maximum(relative / relative.sum() * total - 1.0, 0.0)
     if above.sum() <= 0.0:
         return even_sizes(total, clients)
-    sizes: Ints = 1 + in_proportion(above, total - clients)
-    return sizes
+    return 1 + in_proportion(above, total - clients)
 
 
 def in_proportion(weights: Floats, total: int) -> Ints:

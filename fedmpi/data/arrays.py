@@ -25,8 +25,6 @@ from fedmpi.data.statistics import class_notes, statistics
 
 Targets = Literal["classification", "tokens", "multilabel", "regression"]
 
-WRITER = "data_prep.writer"
-"""Module that writes shards."""
 CHANNELS = (1, 3, 4)
 """Usual sizes of an axis of channels."""
 MOST_COUNTS = 1 << 31
@@ -217,7 +215,7 @@ class ClientArrays:
         """
         if not isinstance(shards, int) or shards < 1:
             raise UserError(f"shards = {shards!r} is impossible. Give a whole number of at least 1")
-        writer, out = import_module(WRITER), Path(folder)  # imported by name to avoid a circular import
+        writer, out = import_module("data_prep.writer"), Path(folder)  # imported by name to avoid a circular import
         shards = min(shards, len(self.offsets) - 1)
         writer.write_again(self.store, self.store, out, shards, 0, "fedmpi.ClientArrays.save", overwrite)
         return out

@@ -65,8 +65,7 @@ class MediatorGroups:
         """Return the groups of all N clients without empty ones; the others keep their order."""
         if self._static is None:
             self._static = self._made(0, self.class_counts)
-        mediators: Ints = np.unique(self._static[clients], return_inverse=True)[1].astype(np.int64)
-        return mediators
+        return np.unique(self._static[clients], return_inverse=True)[1].astype(np.int64)
 
     def _made(self, t: int, counts: Ints) -> Ints:
         generator = self.streams.generator(Purpose.SCHEDULE, t)

@@ -309,7 +309,12 @@ class WindowSum:
             self._sum_slice()
             self._synchronize()
         if self._nodes > 1:
-            self._sum_over_nodes()
+            if self._leaders is not None:
+                from mpi4py import MPI
+
+                meet(self._leaders)
+                self._leaders.Allreduce(MPI.IN_PLACE, self.result)
+                self._moved["allreduce"] += self.result.nbytes
             self._synchronize()
 
     def close(self) -> None:
@@ -320,8 +325,7 @@ class WindowSum:
 
     def _region(self, rank: int, start: int, count: int, dtype: np.dtype) -> AnyArray:
         memory, _ = self._window.Shared_query(rank)
-        region: AnyArray = np.ndarray((count,), dtype, cast(bytes, memory), offset=start)
-        return region
+        return np.ndarray((count,), dtype, cast(bytes, memory), offset=start)
 
     def _synchronize(self) -> None:
         self._window.Sync()
@@ -337,12 +341,3 @@ class WindowSum:
                 np.add(total, slot[block], out=total)
         read = (self._slice.stop - self._slice.start) * self.result.itemsize
         self._moved["window"] += read * (self._node.size - 1)
-
-    def _sum_over_nodes(self) -> None:
-        from mpi4py import MPI
-
-        if self._leaders is None:
-            return
-        meet(self._leaders)
-        self._leaders.Allreduce(MPI.IN_PLACE, self.result)
-        self._moved["allreduce"] += self.result.nbytes

@@ -147,8 +147,7 @@ def exact(pool: Pool) -> Ints:
 
 def used_counts(positions: Ints, offsets: Ints) -> Ints:
     """Count the used samples of each client, int64 (m,): sorted `positions` between successive `offsets`."""
-    counts: Ints = np.diff(np.searchsorted(positions, offsets))
-    return counts
+    return np.diff(np.searchsorted(positions, offsets))
 
 
 def holders(positions: Ints, offsets: Ints) -> tuple[Ints, Ints]:

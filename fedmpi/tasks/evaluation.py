@@ -129,8 +129,7 @@ def client_sums(
         ]
     module.train(was_training)
     each = torch.cat(scores).cpu().numpy()
-    sums: Floats = np.add.reduceat(each, np.cumsum(counts) - counts, axis=0)
-    return sums
+    return np.add.reduceat(each, np.cumsum(counts) - counts, axis=0)
 
 
 def cut(counts: Ints, most: int) -> Ints:
