@@ -5,6 +5,7 @@ Memory is bounded by one chunk of features. The manifest is written last, so a f
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -76,7 +77,7 @@ def write_shards(
     _check(plan.raw)
     with preparing(folder, overwrite):
         try:
-            manifest = _write(plan, folder, seed, command).to_json()
+            manifest = json.dumps(_write(plan, folder, seed, command).as_dict(), indent=1) + "\n"
             write_whole(folder / MANIFEST, manifest.encode("utf-8", "backslashreplace"))
         except OSError as error:
             size = (len(partition.rows) + len(raw.test) + (0 if held is None else len(held[0]))) * row_bytes(raw)

@@ -58,10 +58,9 @@ class ClientAvailability:
     """Available clients, round by round."""
 
     def __init__(self, config: Config, streams: Streams):
-        chosen = config.clients.availability
-        self.part, self.streams = chosen, streams
+        self.part, self.streams = config.clients.availability, streams
         with calling(self.part):
-            self._law = chosen.make()
+            self._law = self.part.make()
         takes(self.part, self._law, "view")
 
     def chance(self, view: View) -> Floats:

@@ -96,9 +96,7 @@ def _kmeans_1d(values: NDArray[np.float32], levels: int) -> Floats:
 
 def _prefix(values: Floats) -> Floats:
     """Return prefix sums (k, d + 1) of rows, starting at 0."""
-    sums = np.zeros((values.shape[0], values.shape[1] + 1))
-    np.cumsum(values, axis=1, out=sums[:, 1:])
-    return sums
+    return np.pad(np.cumsum(values, axis=1), ((0, 0), (1, 0)))
 
 
 def _with_ends(cuts: Ints, size: int) -> Ints:

@@ -217,12 +217,8 @@ class Manifest:
         held = 0 if self.val is None else self.val.samples
         return f"{self.samples:,} train, {self.test.samples:,} test, {held:,} validation"
 
-    def to_json(self) -> str:
-        """The text of manifest.json: the schema first, keys as above."""
-        return json.dumps(self.as_dict(), indent=1) + "\n"
-
     def as_dict(self) -> dict[str, Any]:
-        """The content of manifest.json."""
+        """The content of manifest.json: the schema first, keys as above."""
         entries = {"schema": SCHEMA_OF_TARGETS, **asdict(self)}
         if self.understood == Understood():
             del entries["understood"]

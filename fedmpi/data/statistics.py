@@ -48,8 +48,7 @@ def kl_divergence(counts: AnyArray, target: Floats | None = None) -> Floats:
     totals = counts.sum(axis=-1)
     with np.errstate(divide="ignore", invalid="ignore"):
         shares = counts / totals[..., None]
-        surprise = -xlogy(shares, target).sum(axis=-1)
-        divergence: Floats = surprise + xlogy(shares, shares).sum(axis=-1)
+        divergence: Floats = xlogy(shares, shares).sum(axis=-1) - xlogy(shares, target).sum(axis=-1)
     return np.maximum(divergence, 0.0)
 
 

@@ -66,8 +66,7 @@ def _fill(counts: Floats, places: int, log_target: Floats) -> list[int]:
     for _ in range(places):
         divergence = _divergence(counts + pooled, log_target)
         divergence[taken] = np.inf
-        ties = np.flatnonzero((divergence <= divergence.min() + TIE) & ~taken)
-        chosen = int(ties[0])
+        chosen = int(((divergence <= divergence.min() + TIE) & ~taken).argmax())  # the first of equal ones
         members.append(chosen)
         taken[chosen] = True
         pooled += counts[chosen]
