@@ -39,11 +39,11 @@ def total(accumulator: Accumulator, chosen: list[tuple[torch.Tensor, float]]) ->
 @pytest.mark.parametrize("size", [1, CHUNK + 3])
 def test_both_accumulators_sum_coefficient_times_vector(size: int):
     chosen = terms(5, size)
-    expected = sum(vector.double() * coefficient for vector, coefficient in chosen)
+    expected = 2 * sum(vector.double() * coefficient for vector, coefficient in chosen).float()
     floats, fixed = np.empty(size, np.float32), np.empty(size, np.int64)
     for accumulator, buffer in ((FloatSum(floats), floats), (FixedPointSum(fixed), fixed)):
         total(accumulator, chosen)
-        assert torch.allclose(accumulator.to_update(torch.from_numpy(buffer)).double(), expected, rtol=1e-5, atol=1e-7)
+        assert torch.allclose(accumulator.to_update(torch.from_numpy(2 * buffer)), expected, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("count", [SHORT - 1, SHORT, 5000])

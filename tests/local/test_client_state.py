@@ -34,7 +34,7 @@ def record_of(client: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 def write(state: ClientState, *clients: int, dtype: torch.dtype = torch.float32) -> None:
     for client in clients:
-        state.put(client, record_of(client, dtype).numpy())
+        state.put(client, np.asfortranarray(record_of(client, dtype)))
 
 
 def holds(state: ClientState, clients: list[int], dtype: torch.dtype = torch.float32) -> bool:
@@ -47,7 +47,9 @@ def test_records_are_the_same_in_memory_and_in_the_file(room: int, dtype: torch.
     state, clients = state_with(room, tmp_path, dtype), [7, 1, 900_000, 4, 5, 2]
     for client in clients:
         assert not state.record(client).any()
-        state.put(client, 2 * record_of(client, dtype).numpy())
+        given = 2 * record_of(client, dtype).numpy()
+        state.put(client, given)
+        assert np.shares_memory(state.record(client), given) == (len(state) <= room)
     write(state, *reversed(clients), dtype=dtype)
     assert holds(state, clients, dtype) and state.clients.tolist() == sorted(clients) and len(state) == 6
     assert all(client in state for client in clients) and 3 not in state

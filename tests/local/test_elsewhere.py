@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedmpi import presets
+from fedmpi import ClientFailure, ComponentFailure, presets
 from fedmpi.aggregation.exact import FixedPointSum, FloatSum
 from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
@@ -23,7 +23,8 @@ from fedmpi.core.loop import Simulation
 from fedmpi.core.reduce import RoundSum
 from fedmpi.local import client_state
 from fedmpi.local.batched import convolution
-from fedmpi.local.batched.engine import BatchedEngine
+from fedmpi.local.batched.engine import BatchedEngine, chunk_size
+from fedmpi.local.batched.translation import translate
 from fedmpi.local.graphs import Graphs
 from fedmpi.local.hooks import ClientHooks, Hooks
 from fedmpi.local.measures import Gradients
@@ -38,9 +39,11 @@ from fedmpi.tasks.losses import task_loss
 from tests.local import networks
 from tests.local.elsewhere import Away, Mixed, elsewhere, recorded, transfers
 from tests.local.synthetic import MIDDLE_IMAGES, TEXTS, InMemorySource, made, summed
+from tests.local.test_algorithms import OWN, make
 
 HERE = torch.device("cpu")
 SIZES = np.array([5, 9, 3, 7])
+TASKS = [ClientTask(client, None, 0.3) for client in range(len(SIZES))]
 STEPS = LocalRule(lr=0.05, epochs=2, batch_size=4, proximal_mu=0.1)
 RULES = {
     BatchedEngine: [replace(STEPS, optimizer="adam")],
@@ -93,11 +96,11 @@ def built(name: str, device: torch.device) -> tuple[FlatModel, InMemorySource]:
     return FlatModel(module.double(), device), InMemorySource(description, SIZES, torch.float64, device)
 
 
-def trained(name: str, engine: type, rules: Sequence[LocalRule], device: torch.device) -> Tensor:
-    """The sums of four clients' updates in rounds of one engine."""
+def trained(name: str, engine: type, rules: Sequence[LocalRule], device: torch.device, counts: Any = (4, 4)) -> Tensor:
+    """The sums of so many clients' updates in rounds of one engine."""
     model, source = built(name, device)
-    tasks, trains = [ClientTask(client, None, 0.3) for client in range(len(SIZES))], made(engine, model, source)
-    found = torch.stack([summed(trains, model, tasks, rule, round)[0] for round, rule in enumerate(rules)])
+    trains, rounds = made(engine, model, source), enumerate(zip(counts, rules, strict=False))
+    found = torch.stack([summed(trains, model, TASKS[:count], rule, round)[0] for round, (count, rule) in rounds])
     assert found.device == device
     return found.cpu()
 
@@ -178,8 +181,9 @@ def test_steps_that_cannot_be_captured_start_eagerly_after_one_warning(caplog: p
 def test_engines_name_the_device_of_every_tensor(name: str, engine: type):
     for rule in RULES[engine]:
         here = trained(name, engine, [rule], HERE)
-        with elsewhere() as device, recorded():
+        with elsewhere() as device, recorded() as graphs:
             assert_alike(trained(name, engine, [rule], device), here)
+        assert engine is not BatchedEngine or graphs["captured"] == 2
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -191,6 +195,38 @@ def test_stacked_forms_name_the_device_of_every_tensor_and_copy_nothing_in_a_ste
         assert_alike(trained(name, BatchedEngine, rules, device), here)
     assert set(seen) == {"kernel"} and graphs == {"captured": 2, "replayed": 10}
     assert name != "mlp" or len(seen) == 12 * 20
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "text-cnn"])
+def test_a_stack_serves_more_clients_and_larger_batches_than_its_first_round(name: str):
+    rules, counts = 2 * [STEPS, replace(STEPS, batch_size=8)], (4, 2, 4, 4)
+    here = trained(name, BatchedEngine, rules, HERE, counts)
+    with elsewhere() as device, recorded():
+        assert_alike(trained(name, BatchedEngine, rules, device, counts), here, 1e-10)
+
+
+@pytest.mark.parametrize(("optimizer", "vectors"), [("sgd", 2), ("adam", 6)])
+def test_the_tables_of_all_words_count_as_memory(optimizer: str, vectors: int, monkeypatch: pytest.MonkeyPatch):
+    """Values and their start; for Adam also the gradient, two moments and working memory."""
+    description = replace(TEXTS, vocabulary=100_000)
+    net = translate(build("text-cnn", {}, description, 1), description)
+    memory = 4 * 8 * vectors * net.embedding.weight.size * 4  # a quarter holds the tables of eight clients
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, memory))
+    assert chunk_size(net, 1, replace(STEPS, optimizer=optimizer), torch.empty(1, device="meta")) == 7
+
+
+def test_what_the_host_reads_after_a_round_names_the_client():
+    """State that is not finite, and a loss that is too large."""
+    with elsewhere() as device:
+        model, source = built("mlp", device)
+        hooks, total = make(f"{OWN}:Wrong", model, how="infinite"), FloatSum(torch.empty_like(model.initial))
+        hooks.begin(7, model.initial, {"dc": FloatSum(torch.empty_like(model.initial))})
+        made(SequentialEngine, model, source, hooks=hooks).train(TASKS[1:2], RoundJob(model.initial, STEPS, 7, total))
+        with pytest.raises(ComponentFailure, match=r"round 7, client 1: ValueError: client\.c is not finite"):
+            hooks.settle()
+        source.x[source.offsets[2] :] *= 1e14
+        with pytest.raises(ClientFailure, match="client 2 on rank 3: .*lower local.lr"):
+            summed(made(SequentialEngine, model, source, rank=3), model, TASKS, STEPS)
 
 
 @pytest.mark.parametrize("patch_bytes", [0, 1 << 40])
@@ -214,18 +250,18 @@ def test_sequential_steps_copy_nothing_and_a_round_waits_once(name: str, optimiz
 
     def found(device: torch.device) -> Tensor:
         model, source = built(name, device)
-        engine, tasks = made(SequentialEngine, model, source), [ClientTask(k, None, 0.3) for k in range(len(SIZES))]
+        engine = made(SequentialEngine, model, source)
         rules = [replace(STEPS, optimizer=optimizer, lr=lr) for lr in (0.05, 0.05, 0.02)]
-        sums = [summed(engine, model, tasks, rule, round)[0] for round, rule in enumerate(rules)]
+        sums = [summed(engine, model, TASKS, rule, round)[0] for round, rule in enumerate(rules)]
         total = FloatSum(torch.empty_like(model.initial))
         inside_steps = (Graphs, "run"), (FlatModel, "loss_gradient"), (Adam, "step")
         with watched(*inside_steps) as inside, transfers() as seen:
-            engine.train(tasks, RoundJob(model.initial, rules[0], 3, total))
+            engine.train(TASKS, RoundJob(model.initial, rules[0], 3, total))
         engine.observe = lambda client, update: None
         with transfers() as observed:
-            engine.train(tasks, RoundJob(model.initial, rules[0], 3, total))
+            engine.train(TASKS, RoundJob(model.initial, rules[0], 3, total))
         waits = [one.count("to the host") for one in (seen, observed)]
-        assert device == HERE or (set(inside) == {"kernel"} and waits == [1, len(tasks)])
+        assert device == HERE or (set(inside) == {"kernel"} and waits == [1, len(TASKS)])
         return torch.stack(sums).cpu()
 
     here = found(HERE)
@@ -236,12 +272,7 @@ def test_sequential_steps_copy_nothing_and_a_round_waits_once(name: str, optimiz
 
 @pytest.mark.parametrize(
     ("loss", "targets"),
-    [
-        ("label-smoothing", "classification"),
-        ("cross-entropy", "tokens"),
-        ("bce", "multilabel"),
-        ("mse", "regression"),
-    ],
+    [("label-smoothing", "classification"), ("cross-entropy", "tokens"), ("bce", "multilabel"), ("mse", "regression")],
 )
 def test_losses_copy_nothing_in_a_step(loss: str, targets: str):
     """Batches are ragged in some steps, which has no effect on the place of the computation."""
@@ -260,8 +291,7 @@ def test_losses_copy_nothing_in_a_step(loss: str, targets: str):
         if targets != "classification":
             source.y = torch.randint(2 if targets != "tokens" else 5, (len(source.y), *shape), generator=numbers)
             source.y = source.y if description.counted else source.y.float()
-        tasks = [ClientTask(client, None, 0.3) for client in range(len(SIZES))]
-        return summed(made(engine, model, source), model, tasks, STEPS)[0].cpu()
+        return summed(made(engine, model, source), model, TASKS, STEPS)[0].cpu()
 
     here = found(SequentialEngine, HERE)
     with elsewhere() as device, watched((Graphs, "run")) as seen:

@@ -73,7 +73,7 @@ def test_ranks_that_wait_for_one_that_never_comes_end_with_a_sentence(tmp_path: 
     [("time.sleep(600)", 76, True), ("os.abort()", -signal.SIGABRT, True), ("os.sync()", 0, False)],
 )
 def test_a_mark_lies_there_until_mpi_has_started(block: str, code: int, kept: bool, tmp_path: Path) -> None:
-    mark = tmp_path / "RUN" / "not-started"
+    mark = tmp_path / "RUNS" / "RUN" / "not-started"
     alone = f"from fedmpi.mpi.launch import *\nwith limited(0.3, 3, 0), marked(0): {block}"
     job = run_alone(["-c", alone], env={"FEDMPI_NOT_STARTED": str(mark)})
     assert (job.returncode, mark.exists()) == (code, kept), job.stderr
