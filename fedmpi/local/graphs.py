@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable
+from functools import cache
 from typing import Any
 
 import torch
@@ -21,13 +22,16 @@ Step = Callable[[], None]
 
 
 class Graphs:
-    """Captured steps of one device by key. Steps of equal keys do the same with the same memory."""
+    """Captured steps of one device by key. Steps of equal keys do the same with the same memory.
 
-    def __init__(self, device: torch.device):
+    Without `possible`, all steps are eager: custom code may do something else in each step, or use other memory.
+    """
+
+    def __init__(self, device: torch.device, possible: bool = True):
         self.device = device
         self._replays: dict[Hashable, Step | None] = {}  # None = used once, eagerly
         self._pool: Any = None  # memory that all graphs share: no result stays in it
-        self._failed = False
+        self._failed = not possible
 
     def run(self, key: Hashable, step: Step) -> None:
         """Run a step. Its first use is eager, which fills torch's caches; the second captures it."""
@@ -52,7 +56,7 @@ class Graphs:
         with (
             torch.cuda.device(self.device),
             torch.cuda.stream(torch.cuda.current_stream(self.device)),  # a capture that fails does not return to it
-            torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
+            torch.cuda.graph(graph, self._pool, _stream(self.device), "thread_local"),
         ):
             step()
         return graph.replay
@@ -60,3 +64,10 @@ class Graphs:
     def clear(self) -> None:
         """Forget all graphs, because their memory is replaced."""
         self._replays.clear()
+        self._pool = None  # torch cannot capture into the memory of graphs that are all gone
+
+
+@cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the stream of a device's captures. Torch's own one would be that of the process's first device."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -100,6 +100,7 @@ class BatchedEngine:
             if (capacity, rows) == (kept.capacity, kept.rows):
                 kept.begin(start, together)
                 return kept
+        self._stack = kept = None  # frees its memory before the new stack takes more
         self._stack = stack = Stack(self.net, capacity, rows, fused, start.dtype, start.device, self.model.loss)
         stack.begin(start, together)
         return stack
@@ -159,7 +160,11 @@ class BatchedEngine:
             feed.fill(net, step)
             stack.begin_step(step)
             key = net.clients, net.rows, stack.step.keep, rule.dropout  # all that a graph does not read from memory
-            stack.graphs.run(key, partial(net.step, *feed.weights(net, step)))
+            take = partial(net.step, *feed.weights(net, step))
+            if net.rows == rule.batch_size:
+                stack.graphs.run(key, take)
+            else:  # there are few steps, and as many shapes as client sizes
+                take()
             for block in stack.blocks(active) if finishes else ():
                 optimizer.finish(block, step + 1)
         stack.settle(chunk.steps)

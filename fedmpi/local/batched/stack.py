@@ -53,7 +53,7 @@ class Stack:
         self.start = torch.zeros(1, net.stack_size, dtype=dtype, device=device)
         self.losses = torch.zeros(capacity * rows, dtype=dtype, device=device)
         self.workspace = Workspace(dtype, device)
-        self.graphs = Graphs(device)
+        self.graphs = Graphs(device, possible=not loss.part.foreign)
         self.together = 0  # on a GPU, clients of the largest step; a step computes those of half as many, and so on
         self.weight = 1.0  # factor of the samples' weights
         self.step, self.drift = Step(1, 0), Drift()
