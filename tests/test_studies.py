@@ -119,8 +119,6 @@ def edit(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
-# Edited sources
-
 EDITS = {
     "the component": ("own_study/sampler.py", "np.arange(LEAST", "np.arange(1 + LEAST"),
     "a module that it imports": ("own_study/helper.py", "STEP = 1", "STEP = 2"),
@@ -185,17 +183,13 @@ NET = {**SMALL, "rounds": 2, "checkpoint.every": 1, "evaluation.clients": "all"}
 TIMED = ("seconds", "busy_seconds", "phase_seconds")
 
 
-def prepared(folder: Path, *more: str) -> Path:
-    data_prep(["digits", "--partition", "iid", "--clients", "4", "--shards", "1", "--out", str(folder), *more])
-    return folder
-
-
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders of shards: `digits`, and `other`, which differs in the partition."""
     folder = tmp_path_factory.mktemp("prepared")
-    prepared(folder / "digits")
-    prepared(folder / "other", "--seed", "9")
+    for name, seed in (("digits", "0"), ("other", "9")):
+        words = ["--partition", "iid", "--clients", "4", "--shards", "1", "--seed", seed]
+        data_prep(["digits", *words, "--out", str(folder / name)])
     return folder
 
 
@@ -245,11 +239,7 @@ def test_an_edited_component_does_not_change_what_a_finished_run_is(
 ) -> None:
     """A run is read, and repeated from its own config.toml, with the sources that it was run with."""
     keys = {key: value for key, value in OWN.items() if key != "model.hidden"}
-    run = fedmpi.run(
-        "fedavg",
-        {**keys, "model": "own_net:net"},
-        out="runs/a",
-    )
+    run = fedmpi.run("fedavg", {**keys, "model": "own_net:net"}, out="runs/a")
     assert not capsys.readouterr().out, "nothing is printed without progress"
     assert len(fedmpi.load_run("runs/a").model) == 2, "nothing is edited yet"
     edit(home / "own_net.py", "nn.Linear(64, 10))", "nn.Tanh(), nn.Linear(64, 10))")
@@ -317,8 +307,6 @@ def test_a_study_is_one_tidy_table(study: Path) -> None:
     assert list(one.columns[:4]) == ["run", "seed", "finished", "round"], "nothing differs"
 
 
-# Numbers of components
-
 COMPONENTS = """import numpy as np
 import fedmpi
 
@@ -360,9 +348,6 @@ def test_numbers_of_components_reach_records_tensorboard_compare_and_tables(
         shown = [event.value for event in events.Scalars(name.replace("_", "/", 1))]
         assert shown == pytest.approx(expected, rel=1e-6) and table[name].dropna().tolist() == pytest.approx(expected)
         assert f"{known[-1][name]:.4g}" in command("compare", "runs", "--metric", name).text
-
-
-# Keys
 
 
 @pytest.mark.parametrize(
