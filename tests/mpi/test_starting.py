@@ -78,6 +78,9 @@ def test_a_mark_lies_there_until_mpi_has_started(block: str, code: int, kept: bo
     job = run_alone(["-c", alone], env={"FEDMPI_NOT_STARTED": str(mark)})
     assert (job.returncode, mark.exists()) == (code, kept), job.stderr
     assert job.stderr.count("error: MPI did not start within 0.3 s") == (code == 76)
+    (tmp_path / "file").touch()  # a mark that cannot be written changes nothing
+    again = run_alone(["-c", alone], env={"FEDMPI_NOT_STARTED": str(tmp_path / "file" / "mark")})
+    assert (again.returncode, again.stderr.count("Traceback")) == (code, 0), again.stderr
 
 
 def test_signals_are_remembered_and_threads_run_while_the_program_and_mpi_start(tmp_path: Path) -> None:
