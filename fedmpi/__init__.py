@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedmpi.api import Run, load_run, run
     from fedmpi.clients.cohort import Cohort
+    from fedmpi.clients.sampler import PastRound
     from fedmpi.common.decorators import (
         aggregator,
         availability,
@@ -40,6 +41,7 @@ __all__ = [
     "Config",
     "LocalAlgorithm",
     "ComponentFailure",
+    "PastRound",
     "Run",
     "UserError",
     "__version__",
@@ -63,6 +65,7 @@ __all__ = [
 _HOMES = {
     "ClientArrays": "fedmpi.data.arrays",
     "Cohort": "fedmpi.clients.cohort",
+    "PastRound": "fedmpi.clients.sampler",
     "LocalAlgorithm": "fedmpi.local.algorithms",
     **dict.fromkeys(("Config", "presets"), "fedmpi.config"),
     **dict.fromkeys(("ClientFailure", "ComponentFailure", "UserError"), "fedmpi.common.errors"),

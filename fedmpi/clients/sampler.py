@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from fedmpi.clients.cohort import Cohort, indices
 from fedmpi.clients.strata import Strata
 from fedmpi.common.calling import calling, refuse_result, result_array, state_names, state_tensor, takes
-from fedmpi.common.decorators import NUMBERS
+from fedmpi.common.decorators import NUMBERS, VECTORS
 from fedmpi.common.errors import ComponentFailure, UserError
 from fedmpi.common.plan import read_only
 from fedmpi.common.registry import Component
@@ -27,11 +28,39 @@ if TYPE_CHECKING:
 KEPT, STATE = "numbers.", "sampler."
 """Prefixes of the names in a checkpoint."""
 
-STRATA, NORMS = "strata", "norms"
-"""Inputs that samplers can need besides numbers: strata of the clients, or only the norms of their gradients."""
+STRATA, NORMS, HISTORY = "strata", "norms", "history"
+"""Inputs that samplers can need besides numbers: strata of the clients, only the norms of their gradients, the past."""
+
+SKETCH_SIZE = 64
+"""Values of a sketch, unless the sampler has the option `sketch_size`."""
 
 ROUNDING = 1e-6
 """Largest rounding error above 1 of a probability computed in float32."""
+
+
+@dataclass(frozen=True, eq=False)
+class PastRound:
+    """One finished round.
+
+    Attributes
+    ----------
+    round : int
+        t, counted from 0.
+    selected : int64 (a,)
+        Clients that were invited, sorted.
+    arrived : int64 (m,)
+        Clients whose updates counted, sorted.
+    metrics : dict of str to float
+        Numbers in the record of the round, such as `train_loss`; scores such as `test_accuracy` if it was evaluated.
+    seconds : float
+        Simulated length of the round; NaN without `devices`.
+    """
+
+    round: int
+    selected: Ints
+    arrived: Ints
+    metrics: dict[str, float] = field(default_factory=dict)
+    seconds: float = np.nan
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,8 +85,8 @@ class View:
         Ratio of invited clients to clients needed.
     wanted : callable
         (clients) -> m, the clients to select, if a share is one of so many clients.
-    numbers, measured, counts, stream
-        Sources of `last` and `age`, `fresh`, `class_counts`, and the generator.
+    numbers, measured, counts, stream, past
+        Sources of `last` and `age`, `fresh`, `class_counts`, the generator, and `history`.
     """
 
     round: int
@@ -69,9 +98,10 @@ class View:
     over_selection: float = 1.0
     wanted: Callable[[int], int] = field(default=lambda clients: clients, repr=False)
     numbers: ClientNumbers | None = None
-    measured: dict[str, Floats] = field(default_factory=dict)
+    measured: dict[str, AnyArray] = field(default_factory=dict)
     counts: Callable[[], Ints] | None = None
     stream: tuple[Purpose, int] = (Purpose.COHORT, 0)
+    past: Sequence[PastRound] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sizes", read_only(self.sizes))
@@ -96,8 +126,31 @@ class View:
         purpose, part = self.stream
         return self.streams.generator(purpose, self.round, part)
 
+    @property
+    def history(self) -> Sequence[PastRound]:
+        """Finished rounds, oldest first, for samplers that need "history"."""
+        if self.past is None:
+            raise UserError(
+                "view.history and view.clock are not kept. Decorate the sampler with "
+                '@client_sampler(needs=("history",))'
+            )
+        return self.past
+
+    @property
+    def clock(self) -> float:
+        """Simulated seconds since the start of the run, for samplers that need "history"; NaN without `devices`."""
+        return sum((one.seconds for one in self.history), 0.0)
+
+    @property
+    def sketches(self) -> AnyArray:
+        """Sketches of the clients' last updates, float32 (N, k): `last("update_sketch")`."""
+        return self.last("update_sketch")
+
     def last(self, name: str) -> Floats:
-        """Return a number from each client's last participation, float64 (N,); NaN for clients never selected."""
+        """Return a number from each client's last participation, float64 (N,), or a vector, float32 (N, k).
+
+        NaN for clients never selected.
+        """
         return self._kept(name).values[name].copy()
 
     def age(self, name: str) -> Ints:
@@ -106,7 +159,10 @@ class View:
         return np.where(seen < 0, -1, self.round - seen)
 
     def fresh(self, name: str) -> Floats:
-        """Return a number measured on the current model, float64 (N,); NaN except for this round's candidates."""
+        """Return a number measured on the current model, float64 (N,), or a vector, float32 (N, k).
+
+        NaN except for this round's candidates.
+        """
         if name not in self.measured:
             raise UserError(
                 f"view.fresh({name!r}) is not measured. Decorate the sampler with "
@@ -124,23 +180,38 @@ class View:
 
 
 class ClientNumbers:
-    """Numbers from the clients' last participations, kept by rank 0.
+    """Numbers and vectors from the clients' last participations, kept by rank 0.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Names of `fedmpi.common.decorators.NUMBERS`.
+    clients : int
+        N.
+    widths : mapping of str to int
+        Values k of each vector, by name.
 
     Attributes
     ----------
-    values : dict of str to float64 (N,)
-        The last number of each client, by name; NaN if there is none.
+    values : dict of str to float64 (N,) or float32 (N, k)
+        The last number or vector of each client, by name; NaN if there is none.
     seen : dict of str to int64 (N,)
         The round in which each was taken; −1 if there is none.
     """
 
-    def __init__(self, names: Sequence[str], clients: int):
-        self.names, self.clients = tuple(names), clients
-        self.values = {name: np.full(clients, np.nan) for name in self.names}
+    def __init__(self, names: Sequence[str], clients: int, widths: Mapping[str, int] = MappingProxyType({})):
+        self.names, self.clients, self.widths = tuple(names), clients, widths
+        self.values = {name: self.unknown(name) for name in self.names}
         self.seen = {name: np.full(clients, -1, np.int64) for name in self.names}
 
-    def enter(self, name: str, round: int, clients: Ints, values: Floats) -> None:
-        """Store the numbers (k,) of these clients (k,), taken in the given round."""
+    def unknown(self, name: str) -> AnyArray:
+        """Return numbers or vectors of all clients that are NaN."""
+        if name in VECTORS:
+            return np.full((self.clients, self.widths.get(name, SKETCH_SIZE)), np.nan, np.float32)
+        return np.full(self.clients, np.nan)
+
+    def enter(self, name: str, round: int, clients: Ints, values: AnyArray) -> None:
+        """Store the numbers (m,) or vectors (m, k) of these clients (m,), taken in the given round."""
         self.values[name][clients] = values
         self.seen[name][clients] = round
 
@@ -172,7 +243,7 @@ class ClientSampler:
         needs = part.marks.get("needs", ())
         self.numbers = tuple(name for name in needs if name in NUMBERS)
         self.measures: tuple[str, ...] = tuple(part.marks.get("measures", ()))
-        self.needs_strata, self.needs_norms = STRATA in needs, NORMS in needs
+        self.needs_strata, self.needs_norms, self.needs_history = (one in needs for one in (STRATA, NORMS, HISTORY))
         is_class = hasattr(self._made, "draw") or not callable(self._made)
         self._draw: Any = getattr(self._made, "draw", None) if is_class else self._made
         takes(part, self._draw, "view", method="draw" if is_class else "")
@@ -183,7 +254,8 @@ class ClientSampler:
     @property
     def depends_on_rounds(self) -> bool:
         """True if its draws depend on earlier rounds or on the current model."""
-        return bool(self.numbers or self.measures or self.needs_strata or self.needs_norms or self.remembers)
+        needs = self.numbers or self.measures or self.needs_strata or self.needs_norms or self.needs_history
+        return bool(needs or self.remembers)
 
     def candidates(self, view: View) -> Ints:
         """Return the clients that it needs measured, int64 (c,), sorted and unique."""

@@ -12,14 +12,23 @@ from typing import Any, Protocol, overload
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import Marked, register
 
-NUMBERS = ("loss", "accuracy", "update_norm", "gradient_norm", "seconds")
-"""Numbers about clients that the server can keep for a sampler, or measure for its candidates."""
+HELD_OUT = ("val_loss", "val_accuracy")
+"""Numbers of a client's held-out samples."""
 
-SERVICES = ("strata", "norms")
-"""Further requirements of a sampler: strata of the clients, or the norms of their gradients."""
-
-MEASURABLE = ("loss", "accuracy", "gradient_norm")
+MEASURABLE = ("loss", "loss_rms", "accuracy", "gradient_norm", *HELD_OUT)
 """Numbers that depend only on a model and a client's samples, whether it trains or not."""
+
+VECTORS = ("update_sketch", "head_update")
+"""Vectors of float32 per client: a sketch of its update, or the update of some layers."""
+
+UPDATES = ("update_norm", *VECTORS)
+"""Numbers and vectors of the update that the server receives from a client."""
+
+NUMBERS = (*MEASURABLE, *UPDATES, "seconds")
+"""Numbers and vectors about clients that the server can keep for a sampler, or measure for its candidates."""
+
+SERVICES = ("strata", "norms", "history")
+"""Further requirements of a sampler: strata of the clients, the norms of their gradients, or the past rounds."""
 
 
 class Decorator(Protocol):
@@ -53,19 +62,24 @@ def client_sampler(*, needs: Sequence[str] = (), measures: Sequence[str] = ()) -
     ----------
     needs : sequence of str
         Numbers of past participations that the server keeps (`NUMBERS`): `view.last(name)`, `view.age(name)`; and of
-        `SERVICES`, "strata" or "norms" of the clients' gradients or labels: `view.strata`.
+        `SERVICES`, "strata" or "norms" of the clients' gradients or labels: `view.strata`; "history", the past rounds:
+        `view.history`, `view.clock`.
     measures : sequence of str
-        Numbers (`MEASURABLE`) to be measured on the current model. The component is then a class with
-        `candidates(view)`, the clients to measure, and `draw(view)`, which reads the results from `view.fresh(name)`.
-        "seconds" is the time that the candidates would take.
+        Numbers (`NUMBERS`) to be measured on the current model. The component is then a class with `candidates(view)`,
+        the clients to measure, and `draw(view)`, which reads the results from `view.fresh(name)`. "seconds" is the time
+        that the candidates would take. For numbers of updates (`UPDATES`) the candidates train once, and send the
+        update that they would send if selected.
 
     Notes
     -----
+    Two options of a sampler have a meaning: `sketch_size`, the values of an "update_sketch" (default 64), and `layers`,
+    a tuple of patterns such as "fc.*" for the parameters of a "head_update" (default: the output layer).
+
     A class has `draw(view)`. If it keeps values between rounds, it names them in `state`, a tuple of its attributes,
     each a NumPy array or a number. Checkpoints contain them.
     """
     kept = _known("needs", needs, (*NUMBERS, *SERVICES))
-    return {"needs": kept, "measures": _known("measures", measures, (*MEASURABLE, "seconds"))}
+    return {"needs": kept, "measures": _known("measures", measures, NUMBERS)}
 
 
 @_registers("data sampler")

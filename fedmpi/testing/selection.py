@@ -15,11 +15,11 @@ from fedmpi.aggregation.aggregators import Aggregator
 from fedmpi.aggregation.weights import Weighing
 from fedmpi.clients.availability import chances
 from fedmpi.clients.cohort import Cohort, Presence, StrataSummary
-from fedmpi.clients.sampler import ClientNumbers, ClientSampler, View
+from fedmpi.clients.sampler import SKETCH_SIZE, ClientNumbers, ClientSampler, PastRound, View
 from fedmpi.clients.strata import make_strata
-from fedmpi.common.decorators import NUMBERS
+from fedmpi.common.decorators import NUMBERS, VECTORS
 from fedmpi.common.streams import Streams
-from fedmpi.common.types import Floats, Ints
+from fedmpi.common.types import AnyArray, Floats, Ints
 from fedmpi.samples.rules import RowRule
 from fedmpi.testing.check import CLIENTS, FALSE_ALARM, TOLERANCE, Contract, Results, Subject, cost, demand, demand_equal
 from fedmpi.testing.runs import in_a_run
@@ -33,10 +33,9 @@ FEW, COUNT, CLASSES, STRATA = 14, 4, 5, 3
 def world(clients: int = FEW, round: int = 7) -> View:
     """Return a synthetic round: sizes from 1 to 40, every seventh client unavailable, numbers of two thirds of them."""
     k = np.arange(clients)
-    numbers = ClientNumbers(NUMBERS, clients)
+    numbers, known = ClientNumbers(NUMBERS, clients), k[k % 3 != 1]
     for name in NUMBERS:
-        known = k[k % 3 != 1]
-        numbers.enter(name, max(round - 2, 0), known, 0.5 + (known * 7 % 11) / 5.0)
+        numbers.enter(name, max(round - 2, 0), known, _synthetic(name, known * 7 % 11))
     return View(
         round,
         max(1, COUNT * clients // FEW),
@@ -47,16 +46,30 @@ def world(clients: int = FEW, round: int = 7) -> View:
         wanted=lambda among: max(1, COUNT * among // FEW),
         numbers=numbers,
         counts=lambda: (k[:, None] + np.arange(CLASSES)) * 3 % 8,
+        past=[
+            PastRound(
+                t, k[t % 3 :: 3], k[t % 3 :: 3][1:], {"train_loss": 2 / (t + 1), "test_accuracy": t / 10}, 9.0 + t
+            )
+            for t in range(round)
+        ],
     )
+
+
+def _synthetic(name: str, codes: Ints) -> AnyArray:
+    """Return a number of each code (m,) from 0.5 on, or a vector (m, k)."""
+    if name in VECTORS:
+        return np.sin(np.outer(codes + 1, np.arange(1, SKETCH_SIZE + 1)))
+    return 0.5 + codes / 5.0
 
 
 def _draw(sampler: Any, view: View, measures: tuple[str, ...]) -> Cohort:
     """Return one round's cohort; the candidates of a sampler that measures get synthetic numbers."""
     if measures:
         candidates = np.asarray(sampler.candidates(view))
-        measured = np.full(len(view.sizes), np.nan)
-        measured[candidates] = 0.5 + (candidates * 3 % 7) / 4.0
-        view = replace(view, measured=dict.fromkeys(measures, measured))
+        measured = ClientNumbers(measures, len(view.sizes))
+        for name in measures:
+            measured.enter(name, view.round, candidates, _synthetic(name, candidates * 3 % 7))
+        view = replace(view, measured=measured.values)
     cohort: Cohort = (sampler.draw if hasattr(sampler, "draw") else sampler)(view)
     return cohort
 

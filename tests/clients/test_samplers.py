@@ -11,7 +11,7 @@ import pytest
 from scipy.stats import chisquare
 
 from fedmpi import Cohort, ComponentFailure, UserError, client_sampler
-from fedmpi.clients.sampler import ClientNumbers, ClientSampler, View
+from fedmpi.clients.sampler import ClientNumbers, ClientSampler, PastRound, View
 from fedmpi.clients.samplers import Oort, PowerOfChoice, clustered_by_size
 from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Streams
@@ -254,3 +254,18 @@ def test_there_are_at_least_as_many_candidates_as_participants_and_none_without_
     there = np.array([2, 3, 7], np.int64)
     assert PowerOfChoice().candidates(view_of(present=there)).tolist() == [3, 7]
     assert not len(PowerOfChoice().candidates(view_of(present=np.array([2], np.int64))))
+
+
+def test_a_view_has_the_past_rounds_and_vectors_of_the_clients() -> None:
+    numbers = ClientNumbers(("update_sketch", "head_update"), 4, {"update_sketch": 3, "head_update": 2})
+    numbers.enter("update_sketch", 2, np.array([3]), np.array([[1.0, 2.0, 4.0]]))
+    past = [PastRound(t, np.arange(4), np.array([t]), {"train_loss": 1.0}, 2.0 + t) for t in range(3)]
+    view = view_of(3, sizes=np.ones(4, np.int64), numbers=numbers, past=past)
+    assert view.history[-1].arrived.tolist() == [2] and view.clock == 9.0
+    assert view.sketches.dtype == np.float32 and view.sketches[3].tolist() == [1.0, 2.0, 4.0]
+    assert view.age("update_sketch").tolist() == [-1, -1, -1, 1] and view.last("head_update").shape == (4, 2)
+    again = ClientNumbers(numbers.names, 4, numbers.widths)
+    again.load(numbers.state())
+    np.testing.assert_array_equal(again.values["update_sketch"], view.sketches)
+    with pytest.raises(UserError, match=r'needs=\("history",\)'):
+        view_of().clock  # noqa: B018
