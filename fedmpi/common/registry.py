@@ -60,13 +60,22 @@ class Kind:
     given: tuple[str, ...] = ()  # keyword-only parameters that are no options: the caller of the component sets them
 
 
+PACKAGE = Path(__file__).parents[1]
+
+
+def modules_in(folder: str) -> tuple[str, ...]:
+    """Return the names of the modules in a folder of fedmpi, sorted."""
+    files = sorted((PACKAGE / folder).glob("[a-z]*.py"))
+    return tuple(".".join(("fedmpi", *file.relative_to(PACKAGE).with_suffix("").parts)) for file in files)
+
+
 SCHEMES = tuple(f"data_prep.partitions.{family}" for family in ("labels", "sizes", "astraea"))
 """Modules of partitions, in the order in which they are listed."""
 KINDS = {
     kind.name: kind
     for kind in (
-        Kind("client sampler", "clients.sampler", ("fedmpi.clients.samplers",)),
-        Kind("data sampler", "samples.sampler", ("fedmpi.samples.rules",)),
+        Kind("client sampler", "clients.sampler", ("fedmpi.clients.samplers", *modules_in("clients/selection"))),
+        Kind("data sampler", "samples.sampler", ("fedmpi.samples.rules", *modules_in("samples/selection"))),
         Kind("weights", "server.weights", ("fedmpi.aggregation.weights",)),
         Kind("aggregator", "server.aggregator", ("fedmpi.aggregation.aggregators",)),
         Kind("server optimizer", "server.optimizer", ("fedmpi.aggregation.server_optimizers",)),
