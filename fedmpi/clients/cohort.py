@@ -9,12 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.types import Floats, Ints
+
+WORK = ("steps", "lr", "budget")
+"""What a cohort can set for each client's work."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +68,12 @@ class Cohort:
         The available clients; None if all were available.
     wanted : int, optional
         K, the sample budget of all selected clients together, for weights: samples.budget, or all their samples.
+    steps : int64 (m,), optional
+        Local steps of each client, instead of local.epochs or local.steps.
+    lr : float64 (m,), optional
+        Learning rate of each client, instead of the round's.
+    budget : int64 (m,), optional
+        Number of its samples that each client uses in the round, at most all of them.
     numbers : mapping of str to float
         Further numbers of a custom sampler for the record of the round, named sampler_NAME there.
     """
@@ -77,9 +86,12 @@ class Cohort:
     presence: Presence | None = None
     wanted: int | None = None
     numbers: Mapping[str, float] = field(default_factory=dict)
+    steps: Ints | None = None
+    lr: Floats | None = None
+    budget: Ints | None = None
 
     def __post_init__(self) -> None:
-        for name in ("clients", "inclusion", "multiplicity", "stratum"):  # samplers may give lists
+        for name in ("clients", "inclusion", "multiplicity", "stratum", *WORK):  # samplers may give lists
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, np.asarray(getattr(self, name)))
         if not np.ndim(self.multiplicity):  # not given
@@ -89,6 +101,11 @@ class Cohort:
     def counts_draws(self) -> bool:
         """True if multiplicities were given: `inclusion` then contains expected draws, else probabilities."""
         return np.asarray(self.multiplicity).strides != (0,)
+
+    @property
+    def own_work(self) -> dict[str, Any]:
+        """The given ones of steps, lr and budget, (m,) each, by name."""
+        return {name: getattr(self, name) for name in WORK if getattr(self, name) is not None}
 
     @property
     def draws(self) -> int:

@@ -123,6 +123,7 @@ def restricted(cohort: Cohort, keep: NDArray[np.bool_], shrink: Floats | float =
         multiplicity=cohort.multiplicity[keep],
         inclusion=None if cohort.inclusion is None else (cohort.inclusion * shrink)[keep],
         stratum=None if cohort.stratum is None else cohort.stratum[keep],
+        **{name: values[keep] for name, values in cohort.own_work.items()},
     )
 
 

@@ -309,7 +309,19 @@ class ClientSampler:
             cohort.stratum[first] if cohort.stratum is not None and len(cohort.stratum) == len(clients) else None,
             cohort.strata,
             numbers=cohort.numbers,
+            **{name: self._work(name, values, clients, view)[first] for name, values in cohort.own_work.items()},
         )
+
+    def _work(self, name: str, values: AnyArray, clients: Ints, view: View) -> Any:
+        """Return the checked steps, rates or sample budgets (m,) of the clients."""
+        values = result_array(self.part, values, clients.shape, name, view.round)
+        wanted = "above 0" if name == "lr" else "that are whole numbers from 1"
+        wrong = values <= 0 if name == "lr" else (values < 1) | (values != np.rint(values))
+        if wrong.any():
+            worst = wrong.argmax()
+            problem = f"returned {name} = {values[worst]:g} for client {clients[worst]}: give values {wanted}"
+            raise self._refused(view, problem)
+        return values if name == "lr" else values.astype(np.int64)
 
     def _clients(self, found: Any, view: View, what: str) -> Ints:
         clients: Ints = result_array(self.part, found, None, what, view.round, whole=True)

@@ -27,6 +27,9 @@ UPDATES = ("update_norm", *VECTORS)
 NUMBERS = (*MEASURABLE, *UPDATES, "seconds")
 """Numbers and vectors about clients that the server can keep for a sampler, or measure for its candidates."""
 
+SAMPLE_NUMBERS = ("sample_loss", "sample_gradient_norm")
+"""Numbers of a client's samples under the current global model, for data samplers."""
+
 SERVICES = ("strata", "norms", "history")
 """Further requirements of a sampler: strata of the clients, the norms of their gradients, or the past rounds."""
 
@@ -83,7 +86,7 @@ def client_sampler(*, needs: Sequence[str] = (), measures: Sequence[str] = ()) -
 
 
 @_registers("data sampler")
-def data_sampler(*, pooled: bool = False, probability: str = "budget") -> dict[str, Any]:
+def data_sampler(*, pooled: bool = False, probability: str = "budget", needs: Sequence[str] = ()) -> dict[str, Any]:
     """Make a function `(client, *, options) -> sorted local rows` a choice for `samples.sampler`.
 
     Parameters
@@ -96,8 +99,17 @@ def data_sampler(*, pooled: bool = False, probability: str = "budget") -> dict[s
         Probability with which a pooled rule uses a sample. all: 1; budget: K over the samples of the available clients;
         estimate: K over the estimate of their number; cohort: K over the samples of the selected clients; ratio: the
         rule's option of this name.
+    needs : sequence of str
+        Numbers of the client's samples under the current global model in evaluation mode, read from
+        `client.fresh(name)`. "sample_loss": the loss of each sample; "sample_gradient_norm": the norm of the gradient
+        of this loss with respect to the model's outputs (Katharopoulos & Fleuret 2018). Not for pooled rules.
     """
-    return {"pooled": True, "probability": probability} if pooled else {}
+    needed = _known("needs", needs, SAMPLE_NUMBERS, "data_sampler")
+    if pooled and needed:
+        raise UserError("data_sampler: a pooled rule sees no model, so needs has no effect. Leave out pooled or needs")
+    if pooled:
+        return {"pooled": True, "probability": probability}
+    return {"needs": needed} if needed else {}
 
 
 @_registers("weights")
@@ -175,9 +187,11 @@ def partitioner() -> dict[str, Any]:
     return {}
 
 
-def _known(mark: str, wanted: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
+def _known(
+    mark: str, wanted: Sequence[str], known: Sequence[str], decorator: str = "client_sampler"
+) -> tuple[str, ...]:
     listed = (wanted,) if isinstance(wanted, str) else tuple(wanted)
     for name in listed:
         if name not in known:
-            raise UserError(f"client_sampler: {mark} = {name!r} is unknown. Choose from {', '.join(known)}")
+            raise UserError(f"{decorator}: {mark} = {name!r} is unknown. Choose from {', '.join(known)}")
     return listed

@@ -10,7 +10,7 @@ can repeat its draws. Built in are pooled rules: Bernoulli(p) per sample, a fixe
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import numpy as np
@@ -19,9 +19,11 @@ from pydantic import Field
 from fedmpi.common.apportionment import offsets_of, places_within, united
 from fedmpi.common.calling import calling, refuse_result, result_array, takes
 from fedmpi.common.decorators import data_sampler
+from fedmpi.common.errors import UserError
+from fedmpi.common.plan import read_only
 from fedmpi.common.registry import Component
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.common.types import Ints
+from fedmpi.common.types import Floats, Ints
 
 BERNOULLI_BLOCK = 2**16
 RATIO_BLOCK = 2**10
@@ -39,7 +41,10 @@ class RowClient:
     generator : Generator
         Keyed by seed, purpose, round and client: the same on any rank.
     expected : float
-        Requested samples: its share of samples.budget by its size, all n if that is not set.
+        Requested samples: its budget in the cohort, or its share of samples.budget by its size; all n if neither is
+        set.
+    measured : dict of str to float64 (n,)
+        Source of `fresh`.
     """
 
     index: int
@@ -47,6 +52,15 @@ class RowClient:
     labels: Ints
     generator: np.random.Generator
     expected: float
+    measured: Mapping[str, Floats] = field(default_factory=dict)
+
+    def fresh(self, name: str) -> Floats:
+        """Return a number of each of its samples under the current global model, float64 (n,), read-only."""
+        if name not in self.measured:
+            raise UserError(
+                f"client.fresh({name!r}) is not measured. Decorate the sampler with @data_sampler(needs=({name!r},))"
+            )
+        return read_only(self.measured[name])
 
 
 @dataclass(frozen=True)
