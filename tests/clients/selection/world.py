@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 from zlib import crc32
 
 import numpy as np
 
-from fedmpi import Cohort
+from fedmpi import Cohort, PastRound
 from fedmpi.clients.sampler import ClientNumbers, ClientSampler, View
 from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Purpose, Streams
@@ -30,16 +30,6 @@ VECTORS = {"update_sketch": 16, "head_update": 12}
 """Numbers that are vectors, with their lengths."""
 GROUPS = 4
 """Groups of clients with similar labels and updates."""
-
-
-class PastRound(NamedTuple):
-    """Finished round in `view.history`."""
-
-    round: int
-    selected: np.ndarray
-    arrived: np.ndarray
-    metrics: dict[str, float]
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -139,9 +129,7 @@ def play(chosen: Any, world: World, options: Mapping[str, Any] | None = None, ro
     part, options = resolve("client sampler", chosen), dict(options or {})
     sampler = ClientSampler(part, options)
     needs, everybody = tuple(part.marks["needs"]), world.clients
-    numbers, history, clock = ClientNumbers([name for name in needs if name != "history"], everybody), [], 0.0
-    for name in VECTORS.keys() & set(needs):
-        numbers.values[name] = np.full((everybody, VECTORS[name]), np.nan, np.float32)
+    numbers, history = ClientNumbers([name for name in needs if name != "history"], everybody, VECTORS), []
     for t in range(rounds):
         present = np.array(world.available(t), np.int64)
         view = View(
@@ -152,10 +140,8 @@ def play(chosen: Any, world: World, options: Mapping[str, Any] | None = None, ro
             streams=Streams(world.seed),
             numbers=numbers,
             counts=lambda: world.class_counts,
+            past=tuple(history) if "history" in needs else None,
         )
-        if "history" in needs:
-            object.__setattr__(view, "history", tuple(history))
-            object.__setattr__(view, "clock", clock)
         if sampler.measures:  # the same view, whose generator continues
             view.measured.update(_measured(view, sampler.candidates(view), sampler.measures, world))
         cohort = sampler.draw(view)
@@ -164,7 +150,6 @@ def play(chosen: Any, world: World, options: Mapping[str, Any] | None = None, ro
         for name in numbers.names:
             numbers.enter(name, t, arrived, world.answer(name, t)[arrived])
         history.append(PastRound(t, cohort.clients, arrived, world.metrics(t), world.length(t, arrived)))
-        clock += history[-1].seconds
         if t % REMADE == REMADE - 1:
             state, sampler = sampler.state(), ClientSampler(part, options)
             sampler.load(state)
