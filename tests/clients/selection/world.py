@@ -128,8 +128,7 @@ def play(chosen: Any, world: World, options: Mapping[str, Any] | None = None, ro
     """
     part, options = resolve("client sampler", chosen), dict(options or {})
     sampler = ClientSampler(part, options)
-    needs, everybody = tuple(part.marks["needs"]), world.clients
-    numbers, history = ClientNumbers([name for name in needs if name != "history"], everybody, VECTORS), []
+    numbers, history = ClientNumbers(sampler.numbers, world.clients, VECTORS), list[PastRound]()
     for t in range(rounds):
         present = np.array(world.available(t), np.int64)
         view = View(
@@ -140,7 +139,7 @@ def play(chosen: Any, world: World, options: Mapping[str, Any] | None = None, ro
             streams=Streams(world.seed),
             numbers=numbers,
             counts=lambda: world.class_counts,
-            past=tuple(history) if "history" in needs else None,
+            past=tuple(history) if sampler.needs_history else None,
         )
         if sampler.measures:  # the same view, whose generator continues
             view.measured.update(_measured(view, sampler.candidates(view), sampler.measures, world))
