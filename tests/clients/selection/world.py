@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 from zlib import crc32
 
@@ -57,19 +57,19 @@ class World:
         """Return a generator of the world itself, which no sampler sees."""
         return np.random.default_rng([self.seed, crc32(purpose.encode()), t + 1])
 
-    @property
+    @cached_property
     def sizes(self) -> np.ndarray:
         """Samples of every client, int64 (N,); client 2 has none."""
         sizes = self.draws("sizes").integers(1, 80, self.clients)
         sizes[2] = 0
         return sizes
 
-    @property
+    @cached_property
     def groups(self) -> np.ndarray:
         """Group of every client, int64 (N,)."""
         return self.draws("groups").integers(0, GROUPS, self.clients)
 
-    @property
+    @cached_property
     def class_counts(self) -> np.ndarray:
         """Samples of five classes, int64 (N, 5), which sum to the sizes."""
         shares = self.draws("classes").dirichlet(np.full(5, 0.5), GROUPS)[self.groups]
