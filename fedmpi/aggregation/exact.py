@@ -205,7 +205,7 @@ class JudgedSum:
         """Add a client's update (d,) times the factor of the weights."""
         norm = float(torch.linalg.vector_norm(vector, dtype=torch.float64))
         loss = self.loss(client, self._start, self._plan.round)
-        work = ClientWork(client, self._plan.round, coefficient, loss, norm, self._plan.lr)
+        work = ClientWork(client, self._plan.round, coefficient, loss, norm, self._plan.rate_of(client))
         factor, share = self.weighing.after(work)
         self.inner.add(vector, factor, client)
         self._shares.append(share)

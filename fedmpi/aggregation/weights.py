@@ -221,7 +221,7 @@ class ClientWork:
     coefficient: float  # Coefficient before the round; times the samples used if weights count per sample
     loss: float  # Mean loss of the global model, before any work, over all samples of the client
     update_norm: float  # ‖Δ_k‖, Euclidean, of the update as the server receives it
-    lr: float  # Local learning rate of the round
+    lr: float  # Its local learning rate
 
 
 @weights(name="q-ffl")

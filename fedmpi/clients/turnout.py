@@ -20,6 +20,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
+from fedmpi.config.checks import counts_late
 from fedmpi.config.tables import further_vectors, probe_of, stratification
 from fedmpi.updates.compression import upload_bits
 from fedmpi.updates.traffic import BYTES_PER_VALUE
@@ -66,13 +67,12 @@ class CohortDraw:
             self._wanted_of(len(sizes))  # rejected here, on all ranks alike, not once the server plans
         if (devices := config.devices) is not None:
             self._devices = draw_devices(streams, len(sizes), devices)
-        if devices is not None and config.clients.over_selection > 1 and config.server.weights.name == "unbiased":
-            self._check_arrival()
+        if devices is not None and config.clients.over_selection > 1:
+            self._check_arrival(self._seconds(np.arange(len(self.sizes)), self.sizes, opening=False))
 
-    def _check_arrival(self) -> None:
+    def _check_arrival(self, seconds: Floats) -> None:
         """Reject weights that need π_k if over-selection takes some clients before others regardless of the draw."""
-        seconds = self._seconds(np.arange(len(self.sizes)), self.sizes, opening=False)
-        if (seconds != seconds[0]).any():
+        if self.config.server.weights.name == "unbiased" and (seconds != seconds[:1]).any():
             raise UserError(
                 'server.weights = "unbiased" needs the probability that a client counts. With clients.over_selection, '
                 "the first to arrive count, and some clients always arrive before others (speeds, bandwidths or "
@@ -89,10 +89,12 @@ class CohortDraw:
             asked = self.sampler.draw(self._views.pop(t) if t in self._views else self._view(t, present, strata))
         asked = replace(asked, presence=self._presence(t, present, strata))
         arrived = survivors(self.streams, t, asked, len(self.sizes), self.config.clients.failure_rate)
-        if self.config.devices is None:
+        if self.config.devices is None or (counts_late(self.config) and not opening):
             return Turnout(arrived, asked.clients, present)
-        seconds = self._seconds(arrived.clients, self._pool(arrived, asked, present), opening)
+        seconds = self._seconds(arrived.clients, self._pool(arrived, asked, present), opening, arrived)
         if self.config.clients.over_selection > 1 and not opening:
+            if arrived.own_work:
+                self._check_arrival(seconds)
             taken = first_to_arrive(self.streams, t, arrived, seconds, self._wanted_of(len(self.sizes)))
             return Turnout(taken, asked.clients, present, seconds[np.isin(arrived.clients, taken.clients)])
         return Turnout(arrived, asked.clients, present, seconds)
@@ -150,22 +152,36 @@ class CohortDraw:
         part = self.config.clients
         return cohort_size(clients if part.fraction is not None else len(self.sizes), part.count, part.fraction)
 
-    def _seconds(self, clients: Ints, pool: Ints, opening: bool) -> Floats:
-        """Return simulated seconds of each client: samples passed through the model, and its download and upload.
+    def _seconds(self, clients: Ints, pool: Ints, opening: bool, cohort: Cohort | None = None) -> Floats:
+        """Return simulated seconds of each client, which has work of its own if the cohort of these clients sets it.
 
         `pool` are the sizes of the clients that share the sample budget K, if samples are drawn.
         """
-        local = self.config.local
         if opening:
-            probed = {"full": np.inf, "batch": local.batch_size, "sample": 1}[probe_of(self.config)]
+            probed = {"full": np.inf, "batch": self.config.local.batch_size, "sample": 1}[probe_of(self.config)]
             passed: Floats = np.minimum(self.sizes[clients], np.inf if probed == "all" else probed)
+            return participant_seconds(self._devices, clients, passed, self.bytes_down, self.bytes_up)
+        used, own = self._used(clients, pool), {} if cohort is None else cohort.own_work
+        used = np.minimum(self.sizes[clients], own["budget"]) if "budget" in own else used
+        return self.seconds_of(clients, used, own.get("steps"))
+
+    def seconds_of(self, clients: Ints, used: Ints | Floats, steps: Ints | None = None) -> Floats:
+        """Return simulated seconds of each client: samples passed through the model, and its download and upload.
+
+        Parameters
+        ----------
+        clients : int64 (m,)
+        used : (m,)
+            Samples used by each client.
+        steps : int64 (m,), optional
+            Its local steps, if not those of the configuration.
+        """
+        local, own = self.config.local, self.config.local.steps if steps is None else steps
+        batch = used if local.batch_size == "all" else np.minimum(used, local.batch_size)
+        if own is not None:
+            passed = own * batch
         else:
-            rows = self._used(clients, pool)
-            batch = rows if local.batch_size == "all" else np.minimum(rows, local.batch_size)
-            if local.steps is not None:
-                passed = local.steps * batch
-            else:
-                passed = (local.epochs or 1) * (rows - rows % np.maximum(batch, 1) if local.drop_last else rows)
+            passed = (local.epochs or 1) * (used - used % np.maximum(batch, 1) if local.drop_last else used)
         return participant_seconds(self._devices, clients, passed, self.bytes_down, self.bytes_up)
 
     def _pool(self, arrived: Cohort, asked: Cohort, present: Ints | int) -> Ints:

@@ -36,8 +36,22 @@ class Plan:
     one_step: bool = False  # True in an initial probing round, in which every client takes a single step
     # (workers,): relative speeds of the workers, 1 on average; empty unless they are measured
     speeds: Floats = field(default_factory=lambda: np.empty(0))
+    # (m,) each: local steps, learning rate and number of samples of each selected client; empty unless the cohort sets
+    # them
+    steps: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    rates: Floats = field(default_factory=lambda: np.empty(0))
+    budgets: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     # Parts of the record about the decision (rank 0 only, not sent)
     facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def own_work(self) -> bool:
+        """True if the cohort sets the steps, learning rate or number of samples of each client."""
+        return bool(len(self.steps) or len(self.rates) or len(self.budgets))
+
+    def rate_of(self, client: int) -> float:
+        """Return the learning rate of a selected client."""
+        return float(self.rates[np.searchsorted(self.clients, client)]) if len(self.rates) else self.lr
 
     def arrays(self) -> list[AnyArray]:
         """Return the plan as arrays to broadcast; neighboring clients and equal coefficients are sent as one value."""
@@ -48,13 +62,15 @@ class Plan:
             coefficients = coefficients[:1]
         whole = np.array([self.round, self.per_sample, self.normalize, participants, self.one_step], np.int64)
         real = np.array([self.lr, self.probability], np.float64)
-        return [whole, real, clients, coefficients, self.mediators, self.speeds]
+        own = [self.steps, self.rates, self.budgets] if self.own_work else []
+        return [whole, real, clients, coefficients, self.mediators, self.speeds, *own]
 
     @classmethod
     def from_arrays(cls, arrays: list[AnyArray]) -> Plan:
         """Build the plan from arrays that another rank has sent."""
-        whole, real, clients, coefficients, mediators, speeds = arrays
+        whole, real, clients, coefficients, mediators, speeds, *own = arrays
         participants = int(whole[3])
+        more: dict[str, Any] = dict(zip(("steps", "rates", "budgets"), own, strict=False))
         if len(clients) < participants:
             clients = np.arange(clients[0], clients[0] + participants)
         if len(coefficients) < participants:
@@ -70,4 +86,5 @@ class Plan:
             mediators=mediators,
             one_step=bool(whole[4]),
             speeds=speeds,
+            **more,
         )

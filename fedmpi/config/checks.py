@@ -88,15 +88,17 @@ def _measured(c: ConfigTables) -> Rows:
         "clients.sampler clients.sampler.features",
         "importance draws need the norms of gradients. Choose other features, or uniform draws",
     )
+    late = c.devices is not None and counts_late(c)
     yield (
-        c.devices is not None and data.foreign,
-        "devices samples.sampler",
-        "simulated time counts the samples of clients before they train, which a custom data sampler does not report",
+        late and c.clients.over_selection > 1,
+        "clients.over_selection samples.sampler",
+        "the first clients to arrive must be known before they train, and this data sampler then chooses the samples "
+        "that their times depend on. Set clients.over_selection = 1",
     )
     timed = "seconds" in {*needs, *measures} and c.devices is None
     yield timed, "clients.sampler", "it draws by seconds, which only simulated time counts. Set devices = true"
     yield (
-        "seconds" in measures and (data.name == "exact" or c.samples.size.query == "selected"),
+        "seconds" in measures and (late or data.name == "exact" or c.samples.size.query == "selected"),
         "clients.sampler samples.sampler",
         "candidates are measured before the clients are drawn, and their samples are chosen after that. Set "
         'samples.sampler = "all", or draw by past numbers, needs = ("seconds",)',
@@ -237,6 +239,12 @@ def _needs(c: ConfigTables, mark: str = "needs") -> tuple[str, ...]:
 def _learns(c: ConfigTables) -> bool:
     """Check whether weights depend on the result of the clients' work."""
     return hasattr(c.server.weights.object, "after")
+
+
+def counts_late(c: ConfigTables) -> bool:
+    """Check whether only the workers know, once they train, how many samples each client uses."""
+    sampler = c.samples.sampler
+    return bool(sampler.foreign or not sampler.marks.get("pooled"))
 
 
 def attacks_updates(c: ConfigTables) -> bool:

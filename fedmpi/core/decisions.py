@@ -12,6 +12,7 @@ from fedmpi.clients.stratifier import Stratifier
 from fedmpi.common.decorators import MEASURABLE
 from fedmpi.common.plan import Plan
 from fedmpi.common.types import Floats, Ints
+from fedmpi.config.checks import counts_late
 from fedmpi.core.placement import BalanceLearner
 from fedmpi.core.plan import Planner
 from fedmpi.core.reduce import RoundTotals
@@ -33,6 +34,8 @@ class Decisions:
 
     def __post_init__(self) -> None:
         self.cluster, self.layout, self.cohorts = self.trainer.cluster, self.trainer.layout, self.planner.cohorts
+        config = self.trainer.config
+        self.times_late = config.devices is not None and counts_late(config)  # once the samples used are known
         self.sampler, self.numbers = self.cohorts.sampler, self.cohorts.numbers
 
     def observe(self, t: int, model: Tensor) -> None:
@@ -51,11 +54,15 @@ class Decisions:
 
     @property
     def inquires(self) -> bool:
-        """True if the sampler needs measurements of a round's clients."""
-        return bool(self.sampler.numbers)
+        """True if the sampler or the simulated clock needs measurements of a round's clients."""
+        return bool(self.sampler.numbers) or self.times_late
 
     def inquire(self, plan: Plan, model: Tensor) -> None:
         """Measure the round's clients for the sampler on the model that they received; collective."""
+        if self.times_late and not plan.one_step:
+            tables = self.cluster.gather(self.trainer.worker.used(plan))
+            if tables is not None:
+                self.planner.add_seconds(plan, *np.concatenate(tables, axis=1))
         names = [name for name in self.sampler.numbers if name in MEASURABLE]
         clients, columns = self._measured(plan.round, model, plan.clients, names)
         for name, values in columns.items():

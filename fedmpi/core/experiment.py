@@ -52,7 +52,7 @@ from fedmpi.data.shards import ShardStore
 from fedmpi.data.source import ClientData, DataSource
 from fedmpi.local.engines import choose_engine
 from fedmpi.local.hooks import Hooks, make_hooks
-from fedmpi.local.measures import ClientMeasures, make_probe
+from fedmpi.local.measures import ClientMeasures, SampleMeasures, make_probe
 from fedmpi.local.observer import UpdateObserver
 from fedmpi.local.sequential import LocalEngine
 from fedmpi.local.traits import forward_traits
@@ -186,10 +186,13 @@ def _worker(
 ) -> Worker:
     """Make the worker that turns a plan into this rank's tasks."""
     part, given, labels = config.samples.sampler, config.samples.sampler.options, data.samples.data.labels
-    row_rule = RowRule(part, given, streams, config.samples.budget, labels)
+    seen = SampleMeasures(engine.sequential) if part.marks.get("needs") else None
+    row_rule = RowRule(part, given, streams, config.samples.budget, labels, seen)
     evaluation = evaluation_cost(config, data.store) if layout.server_trains else 0.0
     proximal_mu = 0.0 if hooks is None else hooks.proximal_mu
-    return Worker(config, layout, engine, data.sizes, row_rule, data.samples.weight_sizes, evaluation, proximal_mu)
+    return Worker(
+        config, layout, engine, data.sizes, row_rule, data.samples.weight_sizes, evaluation, proximal_mu, seen
+    )
 
 
 def _decisions(config: Config, streams: Streams, data: RunData, model: FlatModel, trainer: Trainer) -> Decisions:

@@ -162,11 +162,12 @@ def places_on_node(cluster: Cluster, device: torch.device) -> int:
     return -cluster.maximum(-torch.cuda.device_count())
 
 
-def planned_cost(rule: LocalRule, rows: Ints, merged: bool) -> Floats:
+def planned_cost(rule: LocalRule, rows: Ints, merged: bool, own_steps: Ints | None = None) -> Floats:
     """Return the cost of each selected client in gradients of one sample, float64 (m,): its samples and steps."""
     batch = np.maximum(rows if rule.batch_size is None else np.minimum(rows, rule.batch_size), 1)
-    if rule.steps is not None:
-        steps, seen = np.where(rows > 0, rule.steps, 0), rule.steps * np.minimum(rows, batch)
+    wanted = rule.steps if own_steps is None else own_steps
+    if wanted is not None:
+        steps, seen = np.where(rows > 0, wanted, 0), wanted * np.minimum(rows, batch)
     else:
         assert rule.epochs is not None
         used = rows - rows % batch if rule.drop_last else rows

@@ -33,6 +33,9 @@ from fedmpi.samples.rules import RowRule
 
 log = logging.getLogger("fedmpi")
 
+PLANNED = {"steps": "steps", "lr": "rates", "budget": "budgets"}
+"""Names in a plan of what a cohort sets for each client."""
+
 
 def rate_of(config: Config, t: int) -> float:
     """Return the local learning rate of round t."""
@@ -88,6 +91,13 @@ class Planner:
         self.seconds = draft.turnout.seconds
         return replace(draft.plan, facts=self._facts(draft) | draft.plan.facts)
 
+    def add_seconds(self, plan: Plan, clients: Ints, used: Ints) -> None:
+        """Compute the simulated seconds of a round in which these clients (q,) used so many samples (q,)."""
+        counts = np.zeros(len(plan.clients), np.int64)
+        counts[np.searchsorted(plan.clients, clients)] = used
+        self.seconds = self.cohorts.seconds_of(plan.clients, counts, plan.steps if len(plan.steps) else None)
+        plan.facts["virtual_seconds"] = self._round_seconds(self.seconds, plan.mediators)
+
     def _draft(self, t: int, strata: Strata | None) -> Draft:
         clips = self.config.privacy.clip_norm is not None
         turnout = self.cohorts.draw(t, strata)
@@ -113,6 +123,7 @@ class Planner:
             probability=probability,
             mediators=mediators,
             one_step=opening,
+            **{PLANNED[name]: values for name, values in cohort.own_work.items()},
             facts=made | divergences,
         )
         return Draft(plan, turnout, estimate, queried)
@@ -121,6 +132,8 @@ class Planner:
         """Reject a cohort that the local algorithm does not support; warn if sizes count twice."""
         if not opening and (warning := weighs_twice(self.config)) is not None:
             self._warn_once("weights", t, warning)
+        if cohort.own_work:
+            self._check_work(cohort)
         if not self.counts_once:
             return
         twice, sampler = cohort.clients[cohort.multiplicity > 1], self.cohorts.sampler
@@ -130,6 +143,23 @@ class Planner:
                 f'clients.sampler = "{sampler.part.name}" drew client {twice[0]} more than once in '
                 f"round {t}. Draw clients without replacement"
             )
+
+    def _check_work(self, cohort: Cohort) -> None:
+        """Reject work per client where something covers equal work only, or chooses the samples of all together."""
+        config, names = self.config, [*cohort.own_work]
+        pooled, algorithm = self.row_rule.pooled and not self.row_rule.uses_all, config.local.algorithm.name
+        for unfit, sets, key in (
+            (config.privacy.clip_norm is not None, names, "privacy.clip_norm"),
+            (self.accounts.ledger is not None, names, f'samples.size.estimate = "{config.samples.size.estimate}"'),
+            (config.topology.name == "mediators", names, 'topology = "mediators"'),
+            ("budget" in names and pooled, ["budget"], f'samples.sampler = "{config.samples.sampler.name}"'),
+            ("lr" in names and algorithm == "fednova", ["lr"], 'local.algorithm = "fednova"'),
+        ):
+            if unfit:
+                raise UserError(
+                    f'clients.sampler = "{config.clients.sampler.name}" sets {" and ".join(sets)} in its Cohort, '
+                    f"which {key} does not support"
+                )
 
     def _opening_weights(self) -> Weighing:
         """Return the weights of a round with all available clients: Σ ρ_k (FedSSO, Algorithm 1, line 3).
@@ -171,7 +201,9 @@ class Planner:
 
     def _coefficients(self, weighing: Weighing, t: int, cohort: Cohort) -> Floats:
         """Return the raw coefficients; for weights that count samples, the factor of one sample."""
-        wanted = self.config.samples.budget or max(1, int(self.sizes[cohort.clients].sum()))
+        sizes = self.sizes[cohort.clients]
+        budget = self.config.samples.budget if cohort.budget is None else int(np.minimum(sizes, cohort.budget).sum())
+        wanted = budget or max(1, int(sizes.sum()))
         return weighing.of(replace(cohort, wanted=wanted), self.weight_sizes, t)
 
     def _facts(self, draft: Draft) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,6 +22,7 @@ from fedmpi.core.placement import STEP_ROWS, Homes, Layout, equal_parts, longest
 from fedmpi.core.reduce import RankWork, check_work
 from fedmpi.data.shards import ShardStore
 from fedmpi.local.hooks import Hooks
+from fedmpi.local.measures import SampleMeasures
 from fedmpi.local.observer import UpdateObserver
 from fedmpi.local.optimizers import own_optimizer
 from fedmpi.local.sequential import LocalEngine, SequentialEngine
@@ -28,6 +31,8 @@ from fedmpi.mediators.relay import place_mediators, plan_relay, run_relay
 from fedmpi.mpi import Cluster
 from fedmpi.samples.rules import RowRule, SampledRows, holders
 from fedmpi.updates.traffic import keeps_moments
+
+log = logging.getLogger("fedmpi")
 
 FORWARDS_PER_GRADIENT = 3
 """Cost of a gradient in forward passes: one forward, and a backward with two products (inputs and weights)."""
@@ -45,6 +50,7 @@ class Worker:
     weight_sizes: Ints | None  # (N,): Sizes that the aggregation weights count, if others than `sizes`
     evaluation_cost: float  # Cost of the evaluation that rank 0 does first, in gradients of one sample
     proximal_mu: float  # μ of the local algorithm
+    seen: SampleMeasures | None = None  # Measures samples for a data sampler that needs it
     _members: tuple[Plan, Ints] | None = None
     _answered: tuple[Plan, Ints, SampledRows] | None = None
 
@@ -76,7 +82,21 @@ class Worker:
 
     def uses_all(self, plan: Plan) -> bool:
         """Return whether all samples are used; the probing step chooses among them itself."""
-        return plan.one_step or self.row_rule.uses_all
+        return plan.one_step or (self.row_rule.uses_all and not len(plan.budgets))
+
+    def groups(self, plan: Plan, tasks: list[ClientTask], rule: LocalRule) -> list[tuple[LocalRule, list[ClientTask]]]:
+        """Return the tasks in groups of equal steps and learning rates, each with its rule."""
+        if not len(plan.steps) and not len(plan.rates):
+            return [(rule, tasks)]
+        found = defaultdict[tuple[int, float], list[ClientTask]](list)
+        places = np.searchsorted(plan.clients, [task.client for task in tasks])
+        steps = plan.steps[places] if len(plan.steps) else np.zeros(len(places), np.int64)
+        for task, count in zip(tasks, steps.tolist(), strict=True):
+            found[count, plan.rate_of(task.client)].append(task)
+        return [
+            (replace(rule, lr=lr, epochs=None if count else rule.epochs, steps=count or rule.steps), group)
+            for (count, lr), group in found.items()
+        ]
 
     def members(self, plan: Plan) -> Ints:
         """Return cohort positions of the clients that this rank trains, int64 (q,)."""
@@ -104,19 +124,28 @@ class Worker:
 
     def _in_parts(self, plan: Plan) -> bool:
         """Check whether neighboring clients are assigned to the same worker."""
-        return not self.uses_all(plan) and self.row_rule.pooled
+        return not plan.one_step and self.row_rule.pooled and not self.row_rule.uses_all
 
     def _dealt(self, plan: Plan) -> Ints:
         """Assign each selected client to a worker by its planned cost, int64 (m,)."""
-        costs = planned_cost(self.rule(plan), self.sizes_of(plan), self.engine.merged is not None)
-        return longest_first(costs, self._speeds(plan), self._evaluating(plan.round))
+        return longest_first(self._costs(plan, self.sizes_of(plan)), self._speeds(plan), self._evaluating(plan.round))
 
     def _parts(self, plan: Plan) -> Ints:
         """Return boundaries of the workers' neighboring clients, int64 (workers + 1,)."""
         offsets, expected = self._offsets(plan), self._expected_rows(plan)
         if not expected:  # no client is selected, or no selected client has a sample
             return np.zeros(self.layout.workers + 1, np.int64)
+        if len(plan.steps):
+            used = np.ceil(np.diff(offsets) * (expected / offsets[-1])).astype(np.int64)
+            offsets = offsets_of(self._costs(plan, used).astype(np.int64))
+            expected = float(offsets[-1])
         return equal_parts(offsets, self._speeds(plan), self._evaluating(plan.round) * offsets[-1] / expected)
+
+    def _costs(self, plan: Plan, rows: Ints) -> Floats:
+        """Return the planned cost of each selected client, which uses so many samples (m,), float64 (m,)."""
+        rows = np.minimum(rows, plan.budgets) if len(plan.budgets) else rows
+        merged = self.engine.merged is not None and not plan.own_work
+        return planned_cost(self.rule(plan), rows, merged, plan.steps if len(plan.steps) else None)
 
     def _speeds(self, plan: Plan) -> Floats:
         return plan.speeds if len(plan.speeds) else np.ones(self.layout.workers)
@@ -173,7 +202,7 @@ class Worker:
         if not len(members):
             return SampledRows(members, members, members)
         sizes = self.sizes_of(plan)
-        if not self.row_rule.pooled:
+        if not self._in_parts(plan):
             return self._asked(plan, members, sizes)
         offsets, first, last = self._offsets(plan), int(members[0]), int(members[-1]) + 1
         part = int(offsets[first]), int(offsets[last])
@@ -184,6 +213,12 @@ class Worker:
             positions = positions[np.repeat(ours, counts)]
             having, counts = having[ours], counts[ours]
         return SampledRows(having, counts, positions - np.repeat(offsets[having], counts))
+
+    def used(self, plan: Plan) -> Ints:
+        """Return this rank's clients that have samples to train on and the number of samples of each, int64 (2, q)."""
+        sampled = self.sampled(plan, self.members(plan))
+        enough = sampled.counts >= self.engine.sequential.model.least
+        return np.stack([plan.clients[sampled.members], sampled.counts])[:, enough]
 
     def row_weights(self, plan: Plan, sampled: SampledRows) -> tuple[Ints, Floats]:
         """Return the client of each drawn sample, int64 (r,), and the weight of its gradient, float64 (r,)."""
@@ -201,14 +236,14 @@ class Worker:
         """Return the cost of this rank's work in a round: as planned, or as reported if samples are drawn."""
         if not self.layout.shared or not self.uses_all(plan):
             return report.loss_count + STEP_ROWS * report.steps
-        sizes = self.sizes[plan.clients[self.members(plan)]]
-        return float(planned_cost(self.rule(plan), sizes, self.engine.merged is not None).sum())
+        return float(self._costs(plan, self.sizes_of(plan))[self.members(plan)].sum())
 
     def _asked(self, plan: Plan, members: Ints, sizes: Ints) -> SampledRows:
         """Call the data sampler for each of the clients; once per round."""
         known = self._answered
         if known is None or known[0] is not plan or not np.array_equal(known[1], members):
-            drawn = self.row_rule.rows(plan.round, plan.clients[members], sizes[members], int(sizes.sum()))
+            budgets = plan.budgets[members] if len(plan.budgets) else None
+            drawn = self.row_rule.rows(plan.round, plan.clients[members], sizes[members], int(sizes.sum()), budgets)
             known = self._answered = plan, members, replace(drawn, members=members[drawn.members])
         return known[2]
 
@@ -225,7 +260,8 @@ class Trainer:
     hooks: Hooks | None
 
     def __post_init__(self) -> None:
-        self.layout, self.loss, self._began = self.worker.layout, self.sequential.model.loss, False
+        self.layout, self.loss = self.worker.layout, self.sequential.model.loss
+        self._began = self._explained = False
         self.homes: Homes | None = None
         if self.hooks is not None and self.hooks.client_state and self.layout.shared:
             self.homes = Homes(self.cluster, self.hooks.state, len(self.worker.sizes))
@@ -244,6 +280,8 @@ class Trainer:
         if self.homes is not None:
             self.homes.bring(plan.clients, self.layout.ranks(self.worker.trainers(plan)))
         first, self._began = not self._began, True
+        if self.worker.seen is not None:
+            self.worker.seen.start = model
         rule = self.worker.rule(plan)
         with self.loss.kept_generators():
             done = self._trained(plan, model, rule, total)
@@ -258,7 +296,7 @@ class Trainer:
         check_work(plan, sums, expected, visits(self.config) if len(plan.mediators) else None)
 
     def _trained(self, plan: Plan, model: Tensor, rule: LocalRule, total: Accumulator) -> RankWork:
-        if not self.worker.uses_all(plan) and self.engine.merged is not None:
+        if not self.worker.uses_all(plan) and self.engine.merged is not None and not plan.own_work:
             rows = self.worker.sampled(plan, self.worker.members(plan))
             if self.engine.merges_rows(rule, rows.largest):  # at the cost of the samples (FedSampling)
                 report = WorkReport()
@@ -274,8 +312,20 @@ class Trainer:
         tasks = self.worker.tasks(plan, members)
         if self.observer is not None:
             self.observer.begin(tasks, plan.round, model)
-        report = self.engine.train(tasks, RoundJob(model, rule, plan.round, total)) if tasks else WorkReport()
+        report, engine = WorkReport(), self.engine.rest if plan.own_work else self.engine
+        self._explain(plan)
+        for own_rule, group in self.worker.groups(plan, tasks, rule) if tasks else ():
+            report += engine.train(group, RoundJob(model, own_rule, plan.round, total))
         return RankWork(report, len(members), len(tasks))
+
+    def _explain(self, plan: Plan) -> None:
+        """Log once that no two clients can train as a batch."""
+        own = [values for values in (plan.steps, plan.rates) if len(values)]
+        if self._explained or not own or not self.cluster.is_server or self.engine.rest.name != "batched":
+            return
+        self._explained = np.unique(np.stack(own), axis=1).shape[1] == len(plan.clients) > 1
+        if self._explained:
+            log.info("round %d: clients train one at a time: each has its own steps or lr (said once)", plan.round)
 
     def _relay(self, plan: Plan, model: Tensor, rule: LocalRule, total: Accumulator) -> RankWork:
         """Pass the mediators' models from client to client (Astraea, Algorithm 1)."""

@@ -212,3 +212,37 @@ class ClientMeasures:
             if finite and not math.isfinite(total):
                 raise FloatingPointError("its loss is not finite: training diverged; lower local.lr")
         return total / max(len(y), 1), tally.numbers().get("accuracy", math.nan)
+
+
+class SampleMeasures:
+    """Numbers of single samples under the global model, in evaluation mode, for data samplers.
+
+    Clients are measured one at a time, so that the numbers do not depend on the rank.
+    """
+
+    def __init__(self, engine: SequentialEngine):
+        self.engine, self.model = engine, engine.model
+        self.start = engine.model.initial  # the model of the round, set by its owner
+        self._rows = rows_of_a_pass(engine.model, engine.source.description, PASS_ROWS)
+
+    def __call__(self, round: int, client: int, names: Sequence[str]) -> dict[str, Floats]:
+        """Return numbers of a client's samples by name, float64 (n,) each."""
+        model, engine, by_norm = self.model, self.engine, "sample_gradient_norm" in names
+        found: dict[str, list[Tensor]] = {"sample_loss": [], "sample_gradient_norm": []}
+        evaluated = model.evaluating(self.start, engine.streams, Purpose.CLIENT_EVALUATION, round, client)
+        with named_client(client, engine.rank), evaluated as module:
+            x, y = engine.source.load(client)
+            for features, targets in zip(torch.split(x, self._rows), torch.split(y, self._rows), strict=True):
+                with torch.no_grad():
+                    outputs = module(features).detach()
+                with torch.enable_grad():
+                    losses = model.loss.per_sample(outputs.requires_grad_(by_norm), targets)
+                found["sample_loss"].append(losses.detach())
+                if by_norm:
+                    (gradient,) = torch.autograd.grad(losses.sum(), outputs)
+                    norms = torch.linalg.vector_norm(gradient.flatten(1), dim=1, dtype=torch.float64)
+                    found["sample_gradient_norm"].append(norms)
+            numbers = {name: torch.cat(found[name]).double().numpy(force=True) for name in names}
+            if not all(np.isfinite(values).all() for values in numbers.values()):
+                raise FloatingPointError("losses of its samples are not finite: training diverged; lower local.lr")
+        return numbers

@@ -9,7 +9,7 @@ can repeat its draws. Built in are pooled rules: Bernoulli(p) per sample, a fixe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -216,7 +216,11 @@ def _round_at_random(generator: np.random.Generator, sizes: Ints, ratio: float) 
 
 
 class RowRule:
-    """Choice of the selected clients' samples; `labels` (client) -> int64 (n,) serve rules called client by client."""
+    """Choice of the selected clients' samples.
+
+    Rules called client by client see `labels` (client) -> int64 (n,) and what `measure` (round, client, names) returns
+    of the samples, name -> float64 (n,).
+    """
 
     def __init__(
         self,
@@ -225,10 +229,12 @@ class RowRule:
         streams: Streams,
         wanted: int | None = None,
         labels: Callable[[int], Ints] | None = None,
+        measure: Callable[[int, int, Sequence[str]], dict[str, Floats]] | None = None,
     ):
         with calling(part):
             self.part, self._rule = part, part.make(options)
         self.streams, self.wanted, self._labels = streams, wanted, labels
+        self.needs, self._measure = tuple(part.marks.get("needs", ())), measure
         self.pooled = bool(part.marks.get("pooled", False))
         self.probability = str(part.marks.get("probability", ""))  # see `fedmpi.data_sampler`; "" if it is not pooled
         takes(part, self._rule, "pool" if self.pooled else "client")
@@ -248,29 +254,34 @@ class RowRule:
             found = self._rule(pool)
         return self._checked(found, start, stop, round, None) if self.part.foreign else found
 
-    def rows(self, round: int, clients: Ints, sizes: Ints, total: int) -> SampledRows:
+    def rows(self, round: int, clients: Ints, sizes: Ints, total: int, budgets: Ints | None = None) -> SampledRows:
         """Draw the samples of some clients (q,) sequentially; `total` are the samples of the whole cohort.
 
-        The `members` returned are positions in `clients`.
+        `budgets` (q,) replace the clients' shares of samples.budget; a rule that uses all samples then draws so many
+        uniformly without replacement. The `members` returned are positions in `clients`.
         """
+        shares = sizes if self.wanted is None else self.wanted * sizes / max(total, 1)
+        shares = np.minimum(sizes, shares if budgets is None else budgets)
         drawn = [
-            self._of_client(round, client, size, total)
-            for client, size in zip(clients.tolist(), sizes.tolist(), strict=True)
+            self._of_client(round, client, size, share)
+            for client, size, share in zip(clients.tolist(), sizes.tolist(), shares.tolist(), strict=True)
         ]
         counts = np.fromiter(map(len, drawn), np.int64, len(drawn))
         having = np.flatnonzero(counts)
         return SampledRows(having, counts[having], np.concatenate([np.empty(0, np.int64), *drawn]))
 
-    def _of_client(self, round: int, client: int, size: int, total: int) -> Ints:
+    def _of_client(self, round: int, client: int, size: int, share: float) -> Ints:
         if not size:
             return np.empty(0, np.int64)
+        generator = self.streams.generator(Purpose.ROWS, round, client)
+        if self.uses_all:
+            return np.sort(generator.choice(size, int(share), replace=False, shuffle=False))
         assert self._labels is not None
         labels = self._labels(client)
         labels.flags.writeable = False
-        share = float(size) if self.wanted is None else min(float(size), self.wanted * size / total)
-        generator = self.streams.generator(Purpose.ROWS, round, client)
+        measured = self._measure(round, client, self.needs) if self._measure is not None else {}
         with calling(self.part, round, client):
-            found = self._rule(RowClient(client, round, labels, generator, share))
+            found = self._rule(RowClient(client, round, labels, generator, float(share), measured))
         return self._checked(found, 0, size, round, client)
 
     def _checked(self, found: Any, start: int, stop: int, round: int, client: int | None) -> Ints:

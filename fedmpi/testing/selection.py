@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -123,7 +124,11 @@ def _chance(stated: Floats, times: int, draws: int, repeated: bool = False) -> f
 def _rows_of_many(subject: Subject, sizes: Ints) -> None:
     """Draw the samples of all clients by a pooled rule, of every fiftieth by one that is called client by client."""
     budget = subject.settings.get("samples.budget")
-    rule = RowRule(subject.part, subject.options, Streams(13), budget, lambda k: np.arange(sizes[k]) % 4)
+
+    def measure(round: int, client: int, names: Sequence[str]) -> dict[str, Floats]:
+        return {name: 0.5 + np.arange(sizes[client]) * 7 % 11 / 5.0 for name in names}
+
+    rule = RowRule(subject.part, subject.options, Streams(13), budget, lambda k: np.arange(sizes[k]) % 4, measure)
     if rule.pooled:
         rule.positions(3, sizes)
     else:

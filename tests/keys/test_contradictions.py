@@ -119,13 +119,14 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
         [f"privacy.clip_norm=1 server.weights={name}" for name in ("samples", "normalized")],
         ["server.weights=normalized"],
     ),
-    "devices, samples.sampler": (
-        [f"devices=true samples.sampler={OWN}:own_rows"],
-        ["devices=true", f"samples.sampler={OWN}:own_rows"],
+    "clients.over_selection, samples.sampler": (
+        [f"devices=true clients.over_selection=1.5 samples.sampler={OWN}:own_rows"],
+        ["devices=true clients.over_selection=1.5", f"devices=true samples.sampler={OWN}:own_rows"],
     ),
     "clients.sampler, samples.sampler": (
         [
             f"{SAMPLER}:SecondsOnTrial devices=true {PARTLY}=exact",
+            f"{SAMPLER}:SecondsOnTrial devices=true samples.sampler={OWN}:own_rows",
             f"{SAMPLER}:SecondsOnTrial devices=true {PARTLY}=bernoulli samples.size.query=selected",
         ],
         [
