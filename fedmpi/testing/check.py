@@ -189,7 +189,10 @@ def demand_equal(one: Results, other: Results, problem: str, tolerance: float = 
 
 
 def cost(prepare: Callable[[int], Any], use: Callable[[Any], object], things: str = "clients") -> str:
-    """Use a component on 10,000 and on 100,000 clients; stop if already the first cost too much for their number."""
+    """Use a component on 10,000 and on 100,000 clients; stop if already the first cost too much for their number.
+
+    A component may reject so many clients.
+    """
     for count in (CLIENTS // 10, CLIENTS):
         world = prepare(count)
         tracemalloc.start()
@@ -197,6 +200,8 @@ def cost(prepare: Callable[[int], Any], use: Callable[[Any], object], things: st
         try:
             use(world)
             seconds, memory = time.process_time() - started, tracemalloc.get_traced_memory()[1]
+        except UserError as limit:
+            return f"rejects {count:,} {things}: {limit}"
         finally:
             tracemalloc.stop()
         seen = f"{seconds:.2g} s and {memory / 2**20:.2g} MiB per round with {count:,} {things}"

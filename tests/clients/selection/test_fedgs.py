@@ -1,0 +1,81 @@
+"""FedGS against a plain loop written from the paper."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from fedmpi import UserError
+from fedmpi.clients.selection.fedgs import FedGS
+from tests.clients.selection.world import ROUNDS, World, play
+
+WORLDS = [World(seed=1), World(seed=2, clients=31, count=8), World(seed=3, count=1)]
+WIDTH = {"epsilon": 0.3, "sigma2": 0.5}
+
+
+def shortest_paths(counts: list[list[int]], epsilon: float, sigma2: float) -> list[list[float]]:
+    clients = range(len(counts))
+    shares = [[n / sum(row) if sum(row) else 0.0 for n in row] for row in counts]
+    norms = [math.sqrt(sum(p * p for p in row)) for row in shares]
+    like = {
+        (i, j): sum(p * q for p, q in zip(shares[i], shares[j], strict=True)) / (norms[i] * norms[j])
+        for i in clients
+        for j in clients
+        if i != j and norms[i] and norms[j]
+    }
+    top = max(like.values())
+    far = [[0.0 if i == j else math.inf for j in clients] for i in clients]
+    for (i, j), value in like.items():
+        if value / top > epsilon:
+            far[i][j] = math.exp(-((value / top) ** 2) / sigma2)
+    for k in clients:
+        for i in clients:
+            for j in clients:
+                far[i][j] = min(far[i][j], far[i][k] + far[k][j])
+    longest = max(value for row in far for value in row if value < math.inf)
+    return [[value / longest if value < math.inf else 1.0 for value in row] for row in far]
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.1, 2.0])
+@pytest.mark.parametrize("world", WORLDS, ids=lambda world: f"seed{world.seed}")
+def test_fedgs_selects_as_a_plain_loop(world: World, alpha: float) -> None:
+    far, n = shortest_paths(world.class_counts.tolist(), **WIDTH), world.clients
+    times, found, swaps = [0] * n, 0, 0
+    for t, cohort in enumerate(play("fedgs", world, {"alpha": alpha, **WIDTH})):
+        there = world.generator(t).permutation([k for k in world.available(t) if world.sizes[k]]).tolist()
+        m = min(world.count, len(there))
+
+        def objective(chosen: list[int], m: int = m, times: list[int] = times) -> float:
+            pairs = sum(far[i][j] for i in chosen for j in chosen if i < j)
+            variance = sum(2 * (times[i] - sum(times) / n - m / n) + 1 for i in chosen) / (n - 1)
+            return alpha * (2 / (m * (m - 1)) if m > 1 else 0.0) * pairs - variance
+
+        chosen: list[int] = []
+        for _ in range(m):
+            gains = {k: round(objective([*chosen, k]) - objective(chosen), 12) for k in there if k not in chosen}
+            chosen.append(next(k for k, gain in gains.items() if gain == max(gains.values())))
+        while True:
+            now, best, swap = objective(chosen), 0.0, None
+            for leaves in (k for k in there if k in chosen):
+                for enters in (k for k in there if k not in chosen):
+                    gain = round(objective([k for k in chosen if k != leaves] + [enters]) - now, 12)
+                    if gain > best:
+                        best, swap = gain, (leaves, enters)
+            if swap is None:
+                break
+            chosen, swaps = [k for k in chosen if k != swap[0]] + [swap[1]], swaps + 1
+        assert cohort.clients.tolist() == sorted(chosen)
+        for k in chosen:
+            times[k] += 1
+        found += 1
+    assert found == ROUNDS
+    assert (swaps > 0) == (alpha > 0 and world.count > 1)
+    drawn = [times[k] for k in range(n) if world.sizes[k]]
+    assert max(drawn) - min(drawn) < (ROUNDS if alpha > 1 else 4)
+
+
+def test_fedgs_rejects_more_clients_than_it_can_compare() -> None:
+    with pytest.raises(UserError, match="at most 5,000 clients. The data have 5,001"):
+        FedGS().distances(np.ones((5001, 2), np.int64))
