@@ -32,6 +32,8 @@ PARTS: dict[str, tuple[str, dict[str, Any]]] = {
     "loss:squared": ("task.loss", {}),
     "weights:power": ("server.weights", {"server.weights.exponent": 0.25}),
     "harder:Harder": ("server.weights", {}),
+    "easing:Easing": ("server.weights", {}),
+    "trust:Trust": ("server.aggregator", {}),
     "signs:signs": ("server.aggregator", {"server.aggregator.length": 0.01}),
     "median_clip:MedianClip": ("server.aggregator", {}),
     "server_optimizer:Averaged": ("server.optimizer", {"server.optimizer.beta": 0.3}),

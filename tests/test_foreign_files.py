@@ -106,6 +106,14 @@ class NoMethod:
     pass
 
 
+class NeedsMore:
+    def combine(self, updates, coefficients, *, clients):
+        return updates[0]
+
+    def after(self, clients):
+        pass
+
+
 class WrongHook(LocalAlgorithm):
     def correction(self, client):
         return None
@@ -120,6 +128,7 @@ MISFITS: list[tuple[str, Any, dict[str, Any], str]] = [
     ("clients.sampler", client_sampler(TakesAPlace), {}, r"def __init__\(self, \*, k\)"),
     ("clients.sampler", client_sampler(later), {"clients.sampler.k": 4}, "put a star before"),
     ("server.aggregator", aggregator(one_argument), {}, "is called with updates, coefficients, which"),
+    ("server.aggregator", aggregator(NeedsMore), {}, "is called with clients, measured, which after does not take"),
     ("server.optimizer", server_optimizer(NoMethod), {}, r"has no method step\(w, update\)"),
     ("local.algorithm", WrongHook, {}, "is called with client, server, generator, which"),
 ]

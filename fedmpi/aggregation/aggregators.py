@@ -3,7 +3,11 @@
 An aggregator receives the updates of all m selected clients of a round, in client order, one slice of s coordinates at
 a time. A function (updates (m, s), coefficients (m,)) -> (s,) is enough if each coordinate is combined by itself.
 Otherwise a class has two methods: `measure` (updates) -> any shape, whose results are summed over all slices in
-float64, and `combine` (updates, coefficients, measured) -> (s,), which receives that sum.
+float64, and `combine` (updates, coefficients, measured) -> (s,), which receives that sum. A parameter `clients` of
+these functions gets the clients of the updates, int64 (m,), sorted.
+
+A class may keep arrays or numbers between rounds, named in `state`. It changes them in its method `after` (clients,
+measured), which rank 0 calls once the updates of a round are combined; `measured` is None without `measure`.
 
 The coefficients are those of `server.weights`; normalized ones add up to 1. The median, the trimmed mean and Krum
 ignore them and treat all clients equally.
@@ -27,11 +31,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedmpi.common.calling import calling, refuse_result, result_tensor, takes
+from fedmpi.common.calling import Remembering, calling, refuse_result, result_tensor, takes
 from fedmpi.common.decorators import aggregator
 from fedmpi.common.errors import UserError
 from fedmpi.common.imports import Later
-from fedmpi.common.plan import Plan
+from fedmpi.common.plan import Plan, read_only
 from fedmpi.common.registry import Component
 from fedmpi.common.types import Floats, Ints
 
@@ -163,19 +167,23 @@ class NormClip:
         return ((coefficients.double() * factors) @ updates.double()).to(updates.dtype)
 
 
-class Aggregator:
-    """Aggregator of a run: a function, or an object with `combine` and optionally `measure`."""
+class Aggregator(Remembering):
+    """Aggregator of a run: a function, or an object with `combine` and optionally `measure` and `after`."""
 
-    def __init__(self, part: Component, options: Mapping[str, Any]):
-        with calling(part):
-            self.part, self._chosen = part, part.make(options)
-        self._combine = getattr(self._chosen, "combine", self._chosen)
-        self._measure = getattr(self._chosen, "measure", None)
+    prefix = "aggregator."
+
+    def __init__(self, part: Component, options: Mapping[str, Any], clients: int = 0):
+        super().__init__(part, options, clients)
+        self._combine = getattr(self._made, "combine", self._made)
+        self._measure = getattr(self._made, "measure", None)
         given = ("updates", "coefficients", "measured")[: 3 if self.measures else 2]
-        method = "combine" if hasattr(self._chosen, "combine") or not callable(self._chosen) else ""
-        takes(part, self._combine, *given, method=method)
+        method = "combine" if hasattr(self._made, "combine") or not callable(self._made) else ""
+        self._named = takes(part, self._combine, *given, method=method, offered=("clients",))
         if self._measure is not None:
-            takes(part, self._measure, "updates", method="measure")
+            self._measured_with = takes(part, self._measure, "updates", method="measure", offered=("clients",))
+        self._after = getattr(self._made, "after", None)
+        if self._after is not None:
+            takes(part, self._after, "clients", "measured", method="after")
 
     @property
     def measures(self) -> bool:
@@ -184,25 +192,34 @@ class Aggregator:
 
     def check(self, participants: int, round: int) -> None:
         """Let the aggregator's optional method `check` reject a round with this number of updates, on every rank."""
-        if hasattr(self._chosen, "check"):
+        if hasattr(self._made, "check"):
             with calling(self.part, round):
-                self._chosen.check(participants)
+                self._made.check(participants)
 
-    def measure(self, updates: Tensor, round: int) -> Tensor:
+    def measure(self, updates: Tensor, round: int, clients: Ints) -> Tensor:
         """Return its measurement of a slice (m, s), as float64, to be summed over all slices."""
         assert self._measure is not None
         with calling(self.part, round):
-            found = self._measure(updates)
+            found = self._measure(updates, **dict.fromkeys(self._measured_with, clients))
         return self._finite(result_tensor(self.part, found, None, round).double(), round)
 
-    def combine(self, updates: Tensor, coefficients: Tensor, measured: Tensor | None, round: int) -> Tensor:
+    def combine(
+        self, updates: Tensor, coefficients: Tensor, measured: Tensor | None, round: int, clients: Ints
+    ) -> Tensor:
         """Return the combined update of a slice."""
         extra = () if measured is None else (measured.clone(),)
         with calling(self.part, round):
-            found = self._combine(updates, coefficients.clone(), *extra)
+            named = dict.fromkeys(self._named, clients)
+            found = self._combine(updates, coefficients.clone(), *extra, **named)
         found = result_tensor(self.part, found, updates.shape[1:], round).detach()
         with calling(self.part, round):  # a type that cannot be converted
             return self._finite(found.to(updates.dtype), round)
+
+    def after(self, measured: Tensor | None, clients: Ints, round: int) -> None:
+        """Let it set its state, once per round."""
+        if self._after is not None:
+            with calling(self.part, round):
+                self._after(clients, measured)
 
     def _finite(self, found: Tensor, round: int) -> Tensor:
         if not bool(found.isfinite().all()):
@@ -231,6 +248,7 @@ class CombinedSum:
         shares = blocks * np.arange(self.cluster.size + 1) // self.cluster.size
         self._borders = np.minimum(shares * self._width, self.values)
         self._own, self._rows = [], []
+        self.aggregator.share(self.cluster.broadcast)
 
     def add(self, vector: Tensor, coefficient: float, client: int = -1) -> None:
         """Store a client's update (d,)."""
@@ -247,7 +265,7 @@ class CombinedSum:
             self.aggregator.check(len(clients), self._round)
             order = np.argsort(clients, kind="stable")
             self._rows = [self._rows[place] for place in order.tolist()]
-            self.inner.add(self._combined(coefficients[order]).to(self.device), 1.0)
+            self.inner.add(self._combined(coefficients[order], read_only(clients[order])).to(self.device), 1.0)
         self.inner.flush()
 
     def to_update(self, reduced: Tensor) -> Tensor:
@@ -280,16 +298,18 @@ class CombinedSum:
     def _kind(self) -> np.dtype[Any]:
         return np.dtype(np.float64 if self.dtype == torch.float64 else np.float32)
 
-    def _combined(self, coefficients: Floats) -> Tensor:
+    def _combined(self, coefficients: Floats, clients: Ints) -> Tensor:
         """Return this rank's coordinates of the combined update, zeros elsewhere, (d,)."""
         total = float(coefficients.sum())
         if self._normalize and total:
             coefficients = coefficients / total
         factors, result = torch.from_numpy(coefficients).to(self.dtype), torch.zeros(self.values, dtype=self.dtype)
         with one_thread():
-            measured = self._measured() if self.aggregator.measures else None
+            measured = self._measured(clients) if self.aggregator.measures else None
             for part, block in self._blocks():
-                result[part] = self.aggregator.combine(block, factors, measured, self._round)
+                result[part] = self.aggregator.combine(block, factors, measured, self._round, clients)
+            if self.cluster.is_server:
+                self.aggregator.after(measured, clients, self._round)
         return result
 
     def _blocks(self) -> Iterator[tuple[slice, Tensor]]:
@@ -300,9 +320,9 @@ class CombinedSum:
             block = np.stack([row[start - first : stop - first] for row in self._rows])
             yield slice(start, stop), torch.from_numpy(block)
 
-    def _measured(self) -> Tensor:
+    def _measured(self, clients: Ints) -> Tensor:
         """Return the sum of the aggregator's measurements over all blocks of all ranks, in their order; collective."""
-        found = [self.aggregator.measure(block, self._round).numpy() for _, block in self._blocks()]
+        found = [self.aggregator.measure(block, self._round, clients).numpy() for _, block in self._blocks()]
         if len({one.shape for one in found}) > 1:
             problem = "measure() returned different shapes for slices of one round: return one shape for all"
             raise refuse_result(self.aggregator.part, problem, self._round)

@@ -200,6 +200,7 @@ class JudgedSum:
     def begin(self, plan: Plan, start: Tensor) -> None:
         """Set the round, its local learning rate and the global model (d,)."""
         self._plan, self._start = plan, start
+        self.weighing.share(self.cluster.broadcast)
 
     def add(self, vector: Tensor, coefficient: float, client: int = -1) -> None:
         """Add a client's update (d,) times the factor of the weights."""
@@ -216,6 +217,7 @@ class JudgedSum:
 
     def flush(self) -> None:
         """Divide a float sum by the sum of all ranks' shares; collective."""
+        self.weighing.collect(self.cluster)
         gathered = self.cluster.gather(np.array(self._shares, np.float64))
         shares = None if gathered is None else np.concatenate(gathered)
         whole = None if shares is None else [np.array([math.fsum(shares), len(shares)])]

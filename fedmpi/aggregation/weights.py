@@ -29,6 +29,9 @@ multiples of 2**-40 or of a power of two, so that Σ c_k is bit-identical in any
 Weights may depend on the result of a client's work, as in q-FFL: a class of weights may have a second method, `after`
 (work), called by the rank that trained a client once its update is computed. It returns the factor c of the update in
 the sum and its share h of the divisor: Σ c_k Δ_k / Σ h_k. A single number is used for both. `work` is a `ClientWork`.
+
+A class may keep arrays or numbers between rounds, named in `state`. Both methods may use them. `after` sets only the
+entries of its own client, which the ranks exchange at the end of the round.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedmpi.clients.cohort import Cohort
-from fedmpi.common.calling import calling, refuse_result, result_array, takes
+from fedmpi.common.calling import Remembering, calling, refuse_result, result_array, takes
 from fedmpi.common.decorators import weights
 from fedmpi.common.errors import UserError
 from fedmpi.common.plan import read_only
@@ -52,6 +55,7 @@ from fedmpi.common.types import Floats, Ints
 
 if TYPE_CHECKING:
     from fedmpi.config import Config
+    from fedmpi.mpi import Cluster
 
 Population = Literal["samples", "clients"]
 
@@ -272,15 +276,18 @@ class QFFL:
         return work.coefficient * factor, work.coefficient * (slope + factor)
 
 
-class Weighing:
+class Weighing(Remembering):
     """Aggregation weights of the selected clients."""
 
-    def __init__(self, part: Component, options: Mapping[str, Any]):
-        with calling(part):
-            self.part, self._chosen = part, part.make(options)
-        takes(part, self._chosen, "cohort", "sizes", method="" if callable(self._chosen) else "__call__")
+    prefix = "weights."
+
+    def __init__(self, part: Component, options: Mapping[str, Any], clients: int = 0):
+        super().__init__(part, options, clients)
+        self._clients = clients
+        self._judged: list[int] = []  # clients of this rank whose work has been weighed in the round
+        takes(part, self._made, "cohort", "sizes", method="" if callable(self._made) else "__call__")
         if self.judges:
-            takes(part, self._chosen.after, "work", method="after")
+            takes(part, self._made.after, "work", method="after")
         self.per_sample = int(part.marks.get("per_sample", 0))
         self.normalizes = bool(part.marks.get("normalized", True))  # the sum of updates is divided by the total weight
         self.averages_models = bool(part.marks.get("averages_models", False))
@@ -298,14 +305,14 @@ class Weighing:
     @property
     def judges(self) -> bool:
         """True if coefficients depend on the result of the clients' work."""
-        return callable(getattr(self._chosen, "after", None))
+        return callable(getattr(self._made, "after", None))
 
     def of(self, cohort: Cohort, sizes: Ints, round: int) -> Floats:
         """Return the coefficient of every selected client, float64 (m,); for weights per sample (or pair), the factor
         of one.
         """
         with calling(self.part, round):
-            found = self._chosen(_closed(cohort), read_only(sizes))
+            found = self._made(_closed(cohort), read_only(sizes))
         coefficients = self._checked(found, cohort, round)
         total = self._total(coefficients, cohort.clients, sizes)
         if not total and self.normalizes and self.part.foreign and sizes[cohort.clients].any():
@@ -332,7 +339,8 @@ class Weighing:
     def after(self, work: ClientWork) -> tuple[float, float]:
         """Return a client's factor in the sum, and its share of the divisor."""
         with calling(self.part, work.round, work.client):
-            found = self._chosen.after(work)
+            found = self._made.after(work)
+        self._judged.append(work.client)
         try:
             factor, share = map(float, found if isinstance(found, tuple) else (found, found))
         except (TypeError, ValueError):
@@ -341,6 +349,16 @@ class Weighing:
             problem = f"after() returned {found!r}: return a finite factor, and a share of the divisor not below 0"
             raise refuse_result(self.part, problem, work.round, work.client)
         return factor, share
+
+    def collect(self, cluster: Cluster) -> None:
+        """Give rank 0 what `after` has set for this rank's clients in the arrays of the state; collective."""
+        clients, self._judged = np.array(self._judged, np.int64), []
+        arrays = [np.asarray(getattr(self._made, name)) for name in self.remembers]
+        for kept in arrays if cluster.size > 1 else ():
+            if kept.shape[:1] == (self._clients,):
+                owned, values = cluster.gather(clients), cluster.gather(kept[clients])
+                for one, several in zip(owned or (), values or (), strict=True):
+                    kept[one] = several
 
     def _checked(self, found: Any, cohort: Cohort, round: int) -> Floats:
         coefficients: Floats = result_array(self.part, found, cohort.clients.shape, "coefficients", round)

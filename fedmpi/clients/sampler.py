@@ -14,7 +14,7 @@ import numpy as np
 
 from fedmpi.clients.cohort import Cohort, indices
 from fedmpi.clients.strata import Strata
-from fedmpi.common.calling import calling, refuse_result, result_array, state_names, state_tensor, takes
+from fedmpi.common.calling import Remembering, calling, refuse_result, result_array, takes
 from fedmpi.common.decorators import NUMBERS, VECTORS
 from fedmpi.common.errors import ComponentFailure, UserError
 from fedmpi.common.plan import read_only
@@ -233,13 +233,13 @@ class ClientNumbers:
             array[:] = state[name].numpy()
 
 
-class ClientSampler:
+class ClientSampler(Remembering):
     """Component that draws cohorts."""
 
+    prefix = STATE
+
     def __init__(self, part: Component, options: dict[str, Any]):
-        self.part = part
-        with calling(part):
-            self._made = part.make(options)
+        super().__init__(part, options)
         needs = part.marks.get("needs", ())
         self.numbers = tuple(name for name in needs if name in NUMBERS)
         self.measures: tuple[str, ...] = tuple(part.marks.get("measures", ()))
@@ -249,7 +249,6 @@ class ClientSampler:
         takes(part, self._draw, "view", method="draw" if is_class else "")
         if self.measures:
             takes(part, getattr(self._made, "candidates", None), "view", method="candidates")
-        self.remembers = state_names(self._made)
 
     @property
     def depends_on_rounds(self) -> bool:
@@ -270,18 +269,6 @@ class ClientSampler:
         if not isinstance(found, Cohort):
             raise self._refused(view, f"returned {found!r:.200}: return a fedmpi.Cohort(clients)")
         return self._checked(found, view) if self.part.foreign else found
-
-    def state(self) -> dict[str, Tensor]:
-        """Return copies of its state for a checkpoint, without attributes that are missing or None."""
-        kept = [name for name in self.remembers if getattr(self._made, name, None) is not None]
-        return {f"{STATE}{name}": state_tensor(self.part, self._made, name) for name in kept}
-
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        """Restore the state of a checkpoint."""
-        for name in self.remembers:
-            if f"{STATE}{name}" in state:
-                value = state[f"{STATE}{name}"]
-                setattr(self._made, name, value.numpy().copy() if value.dim() else value.item())
 
     def _checked(self, cohort: Cohort, view: View) -> Cohort:
         clients, inclusion = self._clients(cohort.clients, view, "clients"), cohort.inclusion

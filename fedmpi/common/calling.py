@@ -6,7 +6,7 @@ import inspect
 import random
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -43,21 +43,29 @@ def during(round: int) -> Iterator[None]:
         raise failure.during(round) from failure.__cause__
 
 
-def takes(part: Component, called: Any, *parameters: str, method: str = "") -> None:
-    """Reject a custom component with a signature that its kind does not allow."""
+def takes(part: Component, called: Any, *parameters: str, method: str = "", offered: Sequence[str] = ()) -> set[str]:
+    """Reject a custom component with a signature that its kind does not allow; return what it takes by name.
+
+    It need not have the parameters that are `offered`.
+    """
+    try:
+        named = set(offered) & set(inspect.signature(called).parameters)
+    except (TypeError, ValueError):  # no function, or one written in C, which may have no signature
+        named = set()
     if not part.foreign:
-        return
-    wanted = ", ".join(parameters)
+        return named
+    wanted = ", ".join([*parameters, *sorted(named)])
     about = f"{part.key} = {part.name!r} ({_definition(part)})"
     if not callable(called):
         raise UserError(f"{about} has no method {method}({wanted}). Give it one")
     try:
-        inspect.signature(called).bind(*parameters)
-    except ValueError:  # functions written in C may have no signature
-        return
+        inspect.signature(called).bind(*parameters, **dict.fromkeys(named))
+    except ValueError:
+        pass
     except TypeError as error:
         given = wanted or "its options alone"
         raise UserError(f"{about} is called with {given}, which {method or 'it'} does not take ({error})") from None
+    return named
 
 
 def refuse_result(
@@ -129,6 +137,43 @@ def state_tensor(part: Component, made: Any, name: str) -> Tensor:
         "are tensors, NumPy arrays of numbers, or numbers"
     )
     raise refuse_result(part, problem)
+
+
+class Remembering:
+    """Component that keeps the attributes named in its `state` between rounds; a single name needs no tuple.
+
+    If the number of clients is given, attributes that the constructor does not set are arrays with a zero per client.
+    """
+
+    prefix = "component."  # of the names in a checkpoint
+
+    def __init__(self, part: Component, options: Mapping[str, Any], clients: int | None = None):
+        with calling(part):
+            self.part, self._made = part, part.make(options)
+        self.remembers = state_names(self._made)
+        for name in self.remembers if clients is not None else ():
+            if getattr(self._made, name, None) is None:
+                setattr(self._made, name, np.zeros(clients or 0))
+
+    def state(self) -> dict[str, Tensor]:
+        """Return copies of its state for a checkpoint, without attributes that are missing or None."""
+        kept = [name for name in self.remembers if getattr(self._made, name, None) is not None]
+        return {f"{self.prefix}{name}": state_tensor(self.part, self._made, name) for name in kept}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Restore the state of a checkpoint."""
+        for name in self.remembers:
+            if f"{self.prefix}{name}" in state:
+                value = state[f"{self.prefix}{name}"]
+                setattr(self._made, name, value.numpy().copy() if value.dim() else value.item())
+
+    def share(self, broadcast: Callable[[Sequence[AnyArray]], list[AnyArray]]) -> None:
+        """Give all ranks the state of rank 0; collective."""
+        import torch  # slow to import, and the configuration is checked before
+
+        own = self.state()
+        sent = broadcast([value.numpy() for value in own.values()]) if own else []
+        self.load({name: torch.from_numpy(value) for name, value in zip(own, sent, strict=True)})
 
 
 def is_complex(found: Any) -> bool:

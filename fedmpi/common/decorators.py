@@ -122,8 +122,8 @@ def weights(
 ) -> dict[str, Any]:
     """Make a function `(cohort, sizes (N,), *, options) -> coefficients (m,)` a choice for `server.weights`.
 
-    A class is called in the same way. Its optional method `after(work)` is called when a client's update is available
-    (`fedmpi.aggregation.weights`).
+    A class is called in the same way. Its optional method `after(work)` is called when a client's update is available,
+    and it may keep values between rounds in `state` (`fedmpi.aggregation.weights`).
 
     Parameters
     ----------
@@ -146,7 +146,8 @@ def aggregator() -> dict[str, Any]:
     """Make a function `(updates (m, s), coefficients (m,), *, options) -> (s,)` a choice for `server.aggregator`.
 
     A class may instead have `combine(updates, coefficients, measured)` and `measure(updates)`, whose results are summed
-    over all coordinates first (`fedmpi.aggregation.aggregators`).
+    over all coordinates first. A parameter `clients` gets the clients of the updates, int64 (m,). A class may keep
+    values between rounds in `state` (`fedmpi.aggregation.aggregators`).
     """
     return {}
 

@@ -77,7 +77,7 @@ KINDS = {
         Kind("client sampler", "clients.sampler", ("fedmpi.clients.samplers", *modules_in("clients/selection"))),
         Kind("data sampler", "samples.sampler", ("fedmpi.samples.rules", *modules_in("samples/selection"))),
         Kind("weights", "server.weights", ("fedmpi.aggregation.weights",)),
-        Kind("aggregator", "server.aggregator", ("fedmpi.aggregation.aggregators",)),
+        Kind("aggregator", "server.aggregator", ("fedmpi.aggregation.aggregators",), given=("clients",)),
         Kind("server optimizer", "server.optimizer", ("fedmpi.aggregation.server_optimizers",)),
         Kind("compressor", "compression", ("fedmpi.updates.compression",)),
         Kind("attack", "attack", ("fedmpi.updates.attacks",)),

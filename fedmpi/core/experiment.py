@@ -18,10 +18,12 @@ import torch
 from torch import nn
 
 import fedmpi
+from fedmpi.aggregation.aggregators import Aggregator
 from fedmpi.aggregation.exact import check_ranks
 from fedmpi.aggregation.server_optimizers import ServerOptimizer
 from fedmpi.clients.stratifier import Stratifier
 from fedmpi.clients.turnout import CohortDraw
+from fedmpi.common.calling import Remembering
 from fedmpi.common.decorators import MEASURABLE
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
@@ -121,6 +123,7 @@ class Experiment:
     server: ServerStep  # Step from the round's sums to the next model, identical on every rank
     single_updates: SingleUpdates | None  # Applies functions to every client's own update; None if sums are enough
     view: ClientsView | None  # Evaluates the model on single clients
+    remembering: tuple[Remembering, ...]  # Components whose state rank 0 keeps
 
     @classmethod
     def connect(cls, config: Config, cluster: Cluster | None = None) -> Experiment:
@@ -154,8 +157,9 @@ class Experiment:
         worker = _worker(config, streams, data, layout, engine, hooks)
         trainer = Trainer(config, cluster, engine, worker, observer, hooks)
         decisions = _decisions(config, streams, data, model, trainer)
-        chosen_step = config.server.optimizer
-        optimizer = ServerOptimizer(chosen_step, config.server.optimizer.options, model.initial, model.trainable)
+        part, weighing = config.server, decisions.planner.weighing
+        optimizer = ServerOptimizer(part.optimizer, part.optimizer.options, model.initial, model.trainable)
+        aggregator = Aggregator(part.aggregator, part.aggregator.options, store.clients)
         view = None
         if config.evaluation.clients is not None:
             rows = OwnRows.of(samples.originals, samples.rebalancing)
@@ -169,9 +173,10 @@ class Experiment:
             model=model,
             decisions=decisions,
             trainer=trainer,
-            server=ServerStep(config, streams, store.clients, decisions.planner.weighing, optimizer, hooks),
-            single_updates=one_by_one(config, cluster, model, losses),
+            server=ServerStep(config, streams, store.clients, weighing, optimizer, hooks),
+            single_updates=one_by_one(cluster, model, losses, weighing, aggregator),
             view=view,
+            remembering=(decisions.sampler, weighing, aggregator),
         )
 
     def close(self) -> None:

@@ -73,7 +73,7 @@ class Planner:
         self.groups = groups
         self.accounts = Accounts(config, sizes)
         self.row_rule = RowRule(config.samples.sampler, config.samples.sampler.options, streams, config.samples.budget)
-        self.weighing = Weighing(config.server.weights, config.server.weights.options)
+        self.weighing = Weighing(config.server.weights, config.server.weights.options, len(sizes))
         algorithm = local_algorithm(config)
         self.counts_once = algorithm is not None and bool(getattr(algorithm[1], "counts_once", False))
         self.seconds: Floats | None = None

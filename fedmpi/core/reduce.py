@@ -192,13 +192,15 @@ class RoundSum:
 
 
 def one_by_one(
-    config: Config, cluster: Cluster, model: FlatModel, losses: Callable[[], ClientMeasures]
+    cluster: Cluster,
+    model: FlatModel,
+    losses: Callable[[], ClientMeasures],
+    weighing: Weighing,
+    aggregator: Aggregator,
 ) -> SingleUpdates | None:
     """Return the object that applies functions to single updates if the configuration needs them; None for sums."""
-    if config.server.aggregator.name != "mean":
-        aggregator = Aggregator(config.server.aggregator, config.server.aggregator.options)
+    if aggregator.part.name != "mean":
         return partial(CombinedSum, aggregator=aggregator, cluster=cluster, model=model.initial)
-    weighing = Weighing(config.server.weights, config.server.weights.options)
     return partial(JudgedSum, weighing=weighing, loss=losses().loss, cluster=cluster) if weighing.judges else None
 
 

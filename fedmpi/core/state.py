@@ -28,8 +28,9 @@ class SavedState:
     """Checkpoints of a run.
 
     Tensors: the model; the moments of the server optimizer; the server's vectors of the local algorithm; the strata,
-    the accounts, the workers' speeds and the sampler's numbers (`Decisions`); how often clients were selected; and what
-    compression has kept of clients' updates. Clients' vectors of the local algorithm are in a separate file.
+    the accounts, the workers' speeds and the sampler's numbers (`Decisions`); the state of sampler, weights and
+    aggregator; how often clients were selected; and what compression has kept of clients' updates. Clients' vectors of
+    the local algorithm are in a separate file.
     """
 
     def __init__(self, experiment: Experiment, recorder: Recorder | None):
@@ -120,6 +121,7 @@ class SavedState:
         return {
             **{f"server.{name}": value for name, value in self.optimizer.state().items()},
             **self.decisions.state(),
+            **{name: value for part in self.experiment.remembering for name, value in part.state().items()},
             **({} if self.view is None else self.view.state()),
             **({} if self.hooks is None else self.hooks.server_tensors()),
             **({} if self.transport is None else self.transport.gather_state(self.cluster)),
@@ -144,6 +146,8 @@ class SavedState:
             self.hooks.load_server(tensors)
         if self.transport is not None:
             self.transport.load(tensors, range(*self.experiment.layout.owned))
+        for part in self.experiment.remembering:
+            part.load({} if checkpoint is None else checkpoint.tensors)
         if checkpoint is not None and self.view is not None:
             self.view.load(checkpoint.tensors)
         self.decisions.load(checkpoint.tensors if checkpoint else None, resumed=int(received[0][0]) > 0)

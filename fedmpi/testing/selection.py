@@ -152,7 +152,7 @@ def _everybody(population: int) -> Cohort:
 
 def _weigh(subject: Subject, cohort: Cohort) -> None:
     sizes = 1 + np.arange(len(cohort.clients)) % 50
-    Weighing(subject.part, subject.options).of(cohort, sizes, 0)
+    Weighing(subject.part, subject.options, len(sizes)).of(cohort, sizes, 0)
 
 
 def slices_agree(subject: Subject) -> str:
@@ -161,11 +161,15 @@ def slices_agree(subject: Subject) -> str:
     coefficients = torch.arange(1.0, 10.0) / 45
 
     def combined(slices: int) -> Results:
-        aggregator = Aggregator(subject.part, subject.options)
-        parts = torch.from_numpy(draws).chunk(slices, dim=1)
-        measured: Any = sum(aggregator.measure(part.clone(), 0) for part in parts) if aggregator.measures else None
-        found = torch.cat([aggregator.combine(part.clone(), coefficients, measured, 0) for part in parts])
-        return {"the combined update": found.numpy()}
+        aggregator, clients, measured = Aggregator(subject.part, subject.options, 9), np.arange(9), None
+        parts, found = torch.from_numpy(draws).chunk(slices, dim=1), {}
+        for t in range(2):  # what it keeps of the first round may change the second
+            if aggregator.measures:
+                measured = torch.stack([aggregator.measure(part.clone(), t, clients) for part in parts]).sum(0)
+            whole = torch.cat([aggregator.combine(part.clone(), coefficients, measured, t, clients) for part in parts])
+            found[f"the combined update of round {t}"] = whole.numpy()
+            aggregator.after(measured, clients, t)
+        return found
 
     problem = (
         "a coordinate's result may not depend on the others of its slice. Define measure(updates), to be summed over "

@@ -29,9 +29,9 @@ def some_updates(m: int, d: int, seed: int = 0) -> np.ndarray:
 
 
 def combined(chosen: Aggregator, updates: torch.Tensor, coefficients: torch.Tensor, slices: int = 1) -> torch.Tensor:
-    parts = torch.tensor_split(updates, slices, dim=1)
-    measured = sum(chosen.measure(part, 0) for part in parts) if chosen.measures else None
-    return torch.cat([chosen.combine(part, coefficients, measured, 0) for part in parts])
+    parts, clients = torch.tensor_split(updates, slices, dim=1), np.arange(len(updates))
+    measured = sum(chosen.measure(part, 0, clients) for part in parts) if chosen.measures else None
+    return torch.cat([chosen.combine(part, coefficients, measured, 0, clients) for part in parts])
 
 
 @pytest.mark.parametrize("name", ["median", "trimmed-mean", "krum", "multi-krum"])
@@ -67,8 +67,8 @@ def test_the_trimmed_mean_cuts_at_either_end_and_leaves_a_value() -> None:
 )
 def test_krum_rejects_rounds_that_attackers_could_outvote(participants: int, options: Any, reason: str) -> None:
     with pytest.raises(UserError, match=reason):
-        built_in("krum", **options).measure(torch.zeros(participants, 3), 0)
-    built_in("krum", byzantine=2, keep=3).measure(torch.zeros(7, 3), 0)
+        built_in("krum", **options).measure(torch.zeros(participants, 3), 0, np.arange(participants))
+    built_in("krum", byzantine=2, keep=3).measure(torch.zeros(7, 3), 0, np.arange(7))
 
 
 def plan(round: int = 0, normalize: bool = True) -> Plan:

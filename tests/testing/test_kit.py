@@ -222,6 +222,9 @@ def test_a_model_is_tried_on_the_task_and_the_data_that_its_settings_name(task: 
         (bad_parts.from_the_start, "round 2: .* number of ranks"),
         (bad_parts.ForgetsOnResume, "no checkpoint contains"),
         (bad_parts.of_everybody, "bad_parts.py"),
+        ("docs.examples.easing:Easing", ""),
+        ("docs.examples.trust:Trust", ""),
+        ("tests.local.own_algorithms:DynamicLoss", ""),
     ],
 )
 def test_started_runs_catch_what_depends_on_ranks_or_is_not_saved(part: Any, words: str) -> None:
