@@ -53,3 +53,83 @@ def test_divfl_divides_many_clients_into_groups() -> None:
         there = np.array(holding(world, t))
         groups = np.array_split(world.generator(t).permutation(there), 3)
         assert [np.isin(cohort.clients, group).sum() for group in groups] == [2, 2, 1]
+
+
+def dendrogram(points: list[list[float]]) -> list[tuple[list[int], list[int]]]:
+    """Return the merges of Ward's method, as the members of both clusters (Lance-Williams formula)."""
+    clusters = {i: [i] for i in range(len(points))}
+    gap = {(i, j): distance(points[i], points[j]) ** 2 for i in clusters for j in range(i)}
+    merges = []
+    while len(clusters) > 1:
+        i, j = min(gap, key=lambda pair: gap[pair])
+        merges.append((clusters[i], clusters[j]))
+        n_i, n_j, between = len(clusters[i]), len(clusters.pop(j)), gap.pop((i, j))
+        for k in clusters.keys() - {i}:
+            n_k, one, other = len(clusters[k]), (max(i, k), min(i, k)), (max(j, k), min(j, k))
+            joint = (n_i + n_k) * gap[one] + (n_j + n_k) * gap.pop(other) - n_k * between
+            gap[one] = joint / (n_i + n_j + n_k)
+        clusters[i] = [*merges[-1][0], *merges[-1][1]]
+    return merges
+
+
+def angle(one: Any, other: Any) -> float:
+    """Return arccos of the cosine similarity; 0 if a vector is zero."""
+    product = sum(float(a) * float(b) for a, b in zip(one, other, strict=True))
+    length = math.sqrt(sum(float(a) ** 2 for a in one)) * math.sqrt(sum(float(b) ** 2 for b in other))
+    return math.acos(min(1, max(-1, product / length))) if length > 0 else 0.0
+
+
+@pytest.mark.parametrize("world", [World(seed=4), World(seed=5, clients=12, count=6)], ids=["", "large clients"])
+def test_clustered_similarity(world: World) -> None:
+    """Fraboni et al. 2021, Algorithm 2, with urns of integer balls."""
+    updates = {k: [0.0] * 16 for k in range(world.clients)}
+    for t, cohort in enumerate(play("clustered-similarity", world)):
+        there, generator = holding(world, t), world.generator(t)
+        n = sum(int(world.sizes[k]) for k in there)
+        balls = {k: world.count * int(world.sizes[k]) for k in there}
+        drawn = [k for k in there for _ in range(balls[k] // n)]
+        balls = {k: ball % n for k, ball in balls.items() if ball % n}
+        nodes, m = list(balls), world.count - len(drawn)
+
+        similarity = [[angle(updates[i], updates[j]) if i != j else 0.0 for j in nodes] for i in nodes]
+        groups = {(k,): [[k]] for k in nodes}  # of every cluster
+        for one, other in dendrogram(similarity):
+            a, b = tuple(nodes[i] for i in one), tuple(nodes[i] for i in other)
+            parts = groups.pop(a) + groups.pop(b)
+            groups[a + b] = [list(a + b)] if sum(balls[k] for k in a + b) <= n else parts
+        cut = [sorted(group) for parts in groups.values() for group in parts]
+        unseen = [k for k in nodes if not any(updates[k])]
+        if sum(balls[k] for k in unseen) > n:
+            cut = [group for group in cut if group[0] not in unseen]
+            for k in unseen:
+                last = cut[-1] if k != unseen[0] else []
+                if last and sum(balls[i] for i in last) + balls[k] <= n:
+                    last.append(k)
+                else:
+                    cut.append([k])
+
+        key = dict(zip(nodes, generator.random(len(nodes)), strict=True)) if m else {}
+        cut.sort(key=lambda group: (sum(balls[k] for k in group), group[0]))
+        ranked = [sorted(group, key=lambda k: key[k]) for group in cut] if m else []
+        urns = [[(k, balls[k]) for k in group] for group in ranked[len(ranked) - m :]]
+        fullest = 0
+        for k in (k for group in ranked[: len(ranked) - m] for k in group):
+            while balls[k]:
+                part = min(balls[k], n - sum(count for _, count in urns[fullest]))
+                if part:
+                    urns[fullest].append((k, part))
+                    balls[k] -= part
+                else:
+                    fullest += 1
+        assert all(sum(count for _, count in urn) == n for urn in urns)
+        for urn, ball in zip(urns, generator.integers(0, n, m) if m else [], strict=True):
+            left = int(ball)
+            for k, count in urn:
+                if 0 <= left < count:
+                    drawn.append(k)
+                left -= count
+        assert cohort.clients.tolist() == sorted(set(drawn))
+        assert cohort.multiplicity.tolist() == [drawn.count(k) for k in sorted(set(drawn))]
+        assert np.allclose(cohort.inclusion, [world.count * world.sizes[k] / n for k in sorted(set(drawn))])
+        for k in world.arrived(t, cohort.clients).tolist():
+            updates[k] = world.answer("update_sketch", t)[k].tolist()
