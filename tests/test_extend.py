@@ -26,6 +26,7 @@ PARTS: dict[str, tuple[str, dict[str, Any]]] = {
     "sampler:loudest": ("clients.sampler", {"clients.sampler.keep": 0.8}),
     "two_stage_sampler:Steepest": ("clients.sampler", {"clients.sampler.candidates": 7}),
     "rare_first:rare_first": ("samples.sampler", {"samples.sampler.share": 0.3}),
+    "hardest:hardest": ("samples.sampler", {"samples.sampler.share": 0.3}),
     "coin:coin": ("samples.sampler", {"samples.sampler.share": 0.3}),
     "algorithm:Scaffold": ("local.algorithm", {}),
     "local_optimizer:nesterov": ("local.optimizer", {"local.optimizer.momentum": 0.9}),

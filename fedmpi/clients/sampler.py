@@ -268,7 +268,7 @@ class ClientSampler(Remembering):
             found = self._draw(view)
         if not isinstance(found, Cohort):
             raise self._refused(view, f"returned {found!r:.200}: return a fedmpi.Cohort(clients)")
-        return self._checked(found, view) if self.part.foreign else found
+        return self._checked(found, view) if self.part.foreign or found.own_work else found
 
     def _checked(self, cohort: Cohort, view: View) -> Cohort:
         clients, inclusion = self._clients(cohort.clients, view, "clients"), cohort.inclusion
