@@ -34,6 +34,10 @@ from tests.keys.worlds import (
 SAMPLER = f"{S} clients.count=4 clients.sampler"
 OORT = f"{SAMPLER}=oort rounds=4"
 FEW = f"{OORT} clients.sampler.explore=0.25 clients.sampler.explore_least=0"
+FEDCOR = (
+    f"{SAMPLER}=fedcor rounds=9 clients.sampler.warmup=2 clients.sampler.interval=4 clients.sampler.steps=10 "
+    "clients.sampler.first_steps=10"
+)
 KRUM = f"{ALL} attack=noise clients.attack_fraction=0.25 rounds=1 server.aggregator=krum"
 STEPS = f"{SOME} rounds=4 local.schedule=step"
 STILL = f"{COPIES} rebalance.rotation=0 rebalance.shear=0 rebalance.shift=0 rebalance.zoom=0"
@@ -153,6 +157,18 @@ EFFECTS: dict[str, dict[str, str]] = {
         "clients.sampler.cutoff": "0 1 clients",
         "clients.sampler.clip": "0 1 clients",
         "clients.sampler.stale": "0 1e9 clients",
+    },
+    f"{SAMPLER}=k-vib rounds=5": {"clients.sampler.bound": "1e-9 1e9 clients"},
+    f"{SAMPLER}=k-vib rounds=5 clients.sampler.bound=1e-9": {"clients.sampler.horizon": "1 5000 clients"},
+    FEDCOR: {
+        "clients.sampler.warmup": "1 5 clients",
+        "clients.sampler.interval": "3 4 clients",
+        "clients.sampler.anneal": "0 1 clients",
+        "clients.sampler.forget": "0.1 1 clients",
+        "clients.sampler.memory": "1 9 clients",
+        "clients.sampler.dimension": "1 9 clients",
+        "clients.sampler.steps": "1 200 clients",
+        "clients.sampler.first_steps": "1 200 clients",
     },
     ASKED: {"samples.size.estimate": "exact duchi model", "samples.size.query": "all selected model"},
     PRIVATE: {
