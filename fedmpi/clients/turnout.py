@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 import numpy as np
 
@@ -16,14 +17,15 @@ from fedmpi.clients.cohort import Cohort, Presence, cohort_size, full_participat
 from fedmpi.clients.devices import draw_devices, first_to_arrive, participant_seconds, survivors
 from fedmpi.clients.sampler import ClientNumbers, ClientSampler, View
 from fedmpi.clients.strata import Strata
+from fedmpi.common.decorators import MEASURABLE
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.common.types import Floats, Ints
+from fedmpi.common.types import AnyArray, Floats, Ints
 from fedmpi.config import Config
 from fedmpi.config.checks import counts_late
 from fedmpi.config.tables import further_vectors, probe_of, stratification
 from fedmpi.updates.compression import upload_bits
-from fedmpi.updates.traffic import BYTES_PER_VALUE
+from fedmpi.updates.traffic import BYTES_PER_VALUE, RoundTraffic, numbers_sent
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class Turnout:
     present: Ints | int  # (p,): Clients that could have been invited, sorted; N if all of 0 … N − 1 are available
     # (m,): Arrival time of each update on the simulated clock, if there is one
     seconds: Floats | None = None
+    # (c,): Clients that were measured before the draw, sorted
+    candidates: Ints = field(default_factory=lambda: np.empty(0, np.int64))
 
     @property
     def available(self) -> int:
@@ -50,13 +54,22 @@ def opens_with_a_step(config: Config, t: int) -> bool:
 class CohortDraw:
     """Draw of a run's cohorts."""
 
-    def __init__(self, config: Config, sizes: Ints, counts: Callable[[], Ints] | None, streams: Streams, values: int):
-        self.config = config
+    def __init__(
+        self,
+        config: Config,
+        sizes: Ints,
+        counts: Callable[[], Ints] | None,
+        streams: Streams,
+        values: int,
+        widths: Mapping[str, int] = MappingProxyType({}),
+        is_server: bool = True,
+    ):
+        self.config, self.values = config, values
         self.sampler = ClientSampler(config.clients.sampler, config.clients.sampler.options)
-        self.numbers = ClientNumbers(self.sampler.numbers, len(sizes))
+        self.numbers = ClientNumbers(self.sampler.numbers, len(sizes) if is_server else 0, widths)
         self.counts = counts  # of every class held by each client, (N, C)
         self.sizes = sizes
-        self._views: dict[int, View] = {}
+        self._views: dict[int, tuple[View, Ints]] = {}  # With the candidates, (c,)
         self.streams = streams
         bits = upload_bits(config.compression, values)
         down, up, numbers = further_vectors(config)
@@ -83,21 +96,38 @@ class CohortDraw:
     def draw(self, t: int, strata: Strata | None) -> Turnout:
         """Draw the clients of round t; `strata` are the current ones if the draw needs them."""
         present, opening = self.availability.present(self._all(t)), opens_with_a_step(self.config, t)
+        candidates = np.empty(0, np.int64)
         if opening:
             asked = full_participation(present)
+        elif t in self._views:
+            view, candidates = self._views.pop(t)
+            asked = self.sampler.draw(view)
         else:
-            asked = self.sampler.draw(self._views.pop(t) if t in self._views else self._view(t, present, strata))
+            asked = self.sampler.draw(self._view(t, present, strata))
         asked = replace(asked, presence=self._presence(t, present, strata))
         arrived = survivors(self.streams, t, asked, len(self.sizes), self.config.clients.failure_rate)
         if self.config.devices is None or (counts_late(self.config) and not opening):
-            return Turnout(arrived, asked.clients, present)
+            return Turnout(arrived, asked.clients, present, None, candidates)
         seconds = self._seconds(arrived.clients, self._pool(arrived, asked, present), opening, arrived)
         if self.config.clients.over_selection > 1 and not opening:
             if arrived.own_work:
                 self._check_arrival(seconds)
             taken = first_to_arrive(self.streams, t, arrived, seconds, self._wanted_of(len(self.sizes)))
-            return Turnout(taken, asked.clients, present, seconds[np.isin(arrived.clients, taken.clients)])
-        return Turnout(arrived, asked.clients, present, seconds)
+            seconds = seconds[np.isin(arrived.clients, taken.clients)]
+            return Turnout(taken, asked.clients, present, seconds, candidates)
+        return Turnout(arrived, asked.clients, present, seconds, candidates)
+
+    def links(self, turnout: Turnout) -> RoundTraffic:
+        """Return the traffic for the sampler: numbers that clients send, the model for candidates that are not invited.
+
+        The server knows seconds, and the updates of selected clients, without more traffic.
+        """
+        widths = {"seconds": 0, **self.numbers.widths}
+        kept = sum(name in MEASURABLE for name in self.sampler.numbers)
+        measured = sum(widths.get(name, 1) for name in self.sampler.measures)
+        uninvited = len(np.setdiff1d(turnout.candidates, turnout.asked, assume_unique=True))
+        sent = kept * len(turnout.cohort.clients) + measured * len(turnout.candidates)
+        return numbers_sent(sent, uninvited * self.values)
 
     def _all(self, t: int) -> View:
         """Return the availability model's view of round t."""
@@ -116,21 +146,22 @@ class CohortDraw:
         """Return the clients to measure for the sampler before round t; none if all clients take one step."""
         if opens_with_a_step(self.config, t):
             return np.empty(0, np.int64)
-        self._views = {t: self._view(t, self.availability.present(self._all(t)), strata)}
-        return self.sampler.candidates(self._views[t])
+        view = self._view(t, self.availability.present(self._all(t)), strata)
+        candidates = self.sampler.candidates(view)
+        self._views = {t: (view, candidates)}
+        return candidates
 
-    def add_measured(self, t: int, candidates: Ints, measured: Mapping[str, Floats]) -> None:
-        """Give the sampler the measurements of its candidates (c,) of round t, float64 (N,) each.
+    def add_measured(self, t: int, measured: Mapping[str, AnyArray]) -> None:
+        """Give the sampler the measurements of its candidates of round t, float64 (N,) or float32 (N, k) each.
 
         The seconds until the update of each would arrive are computed here.
         """
         if t not in self._views:
             return
-        view = self._views[t]
+        view, candidates = self._views[t]
         view.measured.update(measured)
         if "seconds" in self.sampler.measures:
-            seconds = view.measured["seconds"] = np.full(len(self.sizes), np.nan)
-            seconds[candidates] = self._seconds(candidates, self.sizes[view.available], opening=False)
+            view.measured["seconds"][candidates] = self._seconds(candidates, self.sizes[view.available], opening=False)
 
     def _view(self, t: int, present: Ints | int, strata: Strata | None) -> View:
         over, clients = self.config.clients.over_selection, len(self.sizes)

@@ -47,6 +47,7 @@ class Purpose(IntEnum):
     ALGORITHM = 25
     ALGORITHM_SERVER = 26
     ALGORITHM_START = 27
+    SKETCH = 28
 
 
 _philox = np.random.Philox(0)

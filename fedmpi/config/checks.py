@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel
 
 from fedmpi.common.calling import calling
+from fedmpi.common.decorators import UPDATES
 from fedmpi.common.options import in_toml
 from fedmpi.common.task_kinds import KINDS, kinds_of
 from fedmpi.config.keys import components_of, entries
@@ -103,6 +104,22 @@ def _measured(c: ConfigTables) -> Rows:
         "candidates are measured before the clients are drawn, and their samples are chosen after that. Set "
         'samples.sampler = "all", or draw by past numbers, needs = ("seconds",)',
     )
+    trains, algorithm = bool({*measures} & {*UPDATES}), local_algorithm(c)
+    once = "candidates train only to be measured, and train again if they are selected"
+    keeps = algorithm is not None and any(
+        (algorithm[1].client_state, algorithm[1].server_state, algorithm[1].sums, algorithm[1].numbers)
+    )
+    yield trains and keeps, "clients.sampler local.algorithm", f"{once}. The algorithm keeps or sums the work of both"
+    yield (
+        trains and bool(c.compression.values.get("error_feedback")),
+        "clients.sampler compression.error_feedback",
+        f"{once}. Both updates would change the residual",
+    )
+    yield (
+        trains and data.name != "all" and (bool(data.marks.get("pooled")) or c.samples.budget is not None),
+        "clients.sampler samples.sampler",
+        f'{once}. These samples depend on the other selected clients. Set samples.sampler = "all"',
+    )
 
 
 def _ranks(c: ConfigTables) -> Rows:
@@ -127,7 +144,7 @@ def _own_updates(c: ConfigTables) -> Rows:
         "server.aggregator": c.server.aggregator.name != "mean",
         "server.weights": _learns(c),
         "attack": attacks_updates(c),
-        "clients.sampler": "update_norm" in _needs(c),
+        "clients.sampler": bool({*_needs(c), *_needs(c, "measures")} & {*UPDATES}),
     }
     for key, needs in (needing | {"local.algorithm": local_algorithm(c) is not None}).items():
         yield needs and _mediators(c), f"{key} topology", "each client's own update is needed, and none is formed"
@@ -187,7 +204,8 @@ def _task(c: ConfigTables) -> Rows:
     for key, chosen in (("task.loss", c.task.loss), *(("task.metrics", metric) for metric in c.task.metrics)):
         suits = " or ".join(kinds_of(chosen))
         yield not kind.fits(chosen), "task.kind", f'{key} = "{chosen.name}" is for {suits}'
-    no_accuracy, by_accuracy = kind.score != "accuracy", "accuracy" in {*_needs(c), *_needs(c, "measures")}
+    no_accuracy, numbers = kind.score != "accuracy", {*_needs(c), *_needs(c, "measures")}
+    by_accuracy = bool(numbers & {"accuracy", "val_accuracy"})
     aims = c.evaluation.target_accuracy is not None
     yield no_accuracy and aims, "evaluation.target_accuracy task.kind", "it has no accuracy"
     yield no_accuracy and by_accuracy, "clients.sampler task.kind", "it has no accuracy"

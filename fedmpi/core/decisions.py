@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import Tensor
 
+from fedmpi.aggregation.exact import FloatSum
+from fedmpi.clients.sampler import ClientNumbers
 from fedmpi.clients.stratifier import Stratifier
-from fedmpi.common.decorators import MEASURABLE
+from fedmpi.common.decorators import MEASURABLE, UPDATES
 from fedmpi.common.plan import Plan
-from fedmpi.common.types import Floats, Ints
+from fedmpi.common.types import AnyArray, Floats, Ints
 from fedmpi.config.checks import counts_late
 from fedmpi.core.placement import BalanceLearner
 from fedmpi.core.plan import Planner
@@ -43,14 +45,17 @@ class Decisions:
         self.stratifier.observe(t, model)
         if not self.sampler.measures:
             return
-        wanted = self.cohorts.candidates(t, self.stratifier.strata) if self.cluster.is_server else None
-        (candidates,) = self.cluster.broadcast([wanted] if wanted is not None else None)
-        clients, columns = self._measured(t, model, candidates, self.sampler.measures)
-        if wanted is not None:
-            fresh = {name: np.full(self.numbers.clients, np.nan) for name in columns}
-            for name, values in columns.items():
-                fresh[name][clients] = values
-            self.cohorts.add_measured(t, wanted, fresh)
+        trial = None
+        if self.cluster.is_server:
+            trial = self.planner.trial(t, self.cohorts.candidates(t, self.stratifier.strata))
+        arrays = self.cluster.broadcast(trial.arrays() if trial else None)
+        trial = trial or Plan.from_arrays(arrays)
+        fresh = ClientNumbers(self.sampler.measures, self.numbers.clients, self.numbers.widths)
+        self._enter(fresh, t, *self._measured(t, model, trial.clients, self.sampler.measures))
+        if {*UPDATES} & {*self.sampler.measures}:
+            self.trainer.train(trial, model, FloatSum(model.clone()), trial=True)  # and discard the sum
+            self._enter(fresh, t, *self._read())
+        self.cohorts.add_measured(t, fresh.values)
 
     @property
     def inquires(self) -> bool:
@@ -65,17 +70,11 @@ class Decisions:
                 self.planner.add_seconds(plan, *np.concatenate(tables, axis=1))
         names = [name for name in self.sampler.numbers if name in MEASURABLE]
         clients, columns = self._measured(plan.round, model, plan.clients, names)
-        for name, values in columns.items():
-            self._enter(name, plan.round, clients, values)
-        if "update_norm" in self.numbers.names:
-            observer = self.trainer.observer
-            norms = {} if observer is None else observer.norms
-            found = self.cluster.gather(np.fromiter(norms.keys(), np.int64, len(norms)))
-            lengths = self.cluster.gather(np.fromiter(norms.values(), np.float64, len(norms)))
-            if found is not None and lengths is not None:
-                self._enter("update_norm", plan.round, np.concatenate(found), np.concatenate(lengths))
+        self._enter(self.numbers, plan.round, clients, columns)
+        if {*UPDATES} & {*self.numbers.names}:
+            self._enter(self.numbers, plan.round, *self._read())
         if "seconds" in self.numbers.names and self.planner.seconds is not None:
-            self._enter("seconds", plan.round, plan.clients, self.planner.seconds)
+            self._enter(self.numbers, plan.round, plan.clients, {"seconds": self.planner.seconds})
 
     def _measured(self, t: int, model: Tensor, clients: Ints, names: Sequence[str]) -> tuple[Ints, dict[str, Floats]]:
         """Measure sorted clients on their owners; return the clients (k,) and each number (k,) on rank 0; collective.
@@ -94,9 +93,21 @@ class Decisions:
         table = np.concatenate(tables).reshape(-1, len(seen))
         return np.concatenate(everybody), dict(zip(seen, table.T, strict=True))
 
-    def _enter(self, name: str, round: int, clients: Ints, values: Floats) -> None:
-        known = ~np.isnan(values)
-        self.numbers.enter(name, round, clients[known], values[known])
+    def _read(self) -> tuple[Ints, dict[str, AnyArray]]:
+        """Return the clients (k,) whose updates arrived, and their numbers and vectors, on rank 0; collective."""
+        assert self.trainer.observer is not None
+        clients, columns = self.trainer.observer.read()
+        everybody = self.cluster.gather(clients)
+        gathered = {name: self.cluster.gather(values) for name, values in columns.items()}
+        if everybody is None:
+            return clients[:0], {}
+        return np.concatenate(everybody), {name: np.concatenate(parts or []) for name, parts in gathered.items()}
+
+    def _enter(self, kept: ClientNumbers, round: int, clients: Ints, columns: Mapping[str, AnyArray]) -> None:
+        """Store numbers that are not NaN."""
+        for name, values in columns.items():
+            known = ~np.isnan(values.reshape(len(values), -1)[:, 0])
+            kept.enter(name, round, clients[known], values[known])
 
     def plan(self, t: int) -> Plan:
         """Return the server's plan of round t (rank 0 only)."""

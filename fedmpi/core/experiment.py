@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import socket
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -24,7 +26,7 @@ from fedmpi.aggregation.server_optimizers import ServerOptimizer
 from fedmpi.clients.stratifier import Stratifier
 from fedmpi.clients.turnout import CohortDraw
 from fedmpi.common.calling import Remembering
-from fedmpi.common.decorators import MEASURABLE
+from fedmpi.common.decorators import HELD_OUT, MEASURABLE
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
 from fedmpi.common.types import Ints
@@ -51,7 +53,8 @@ from fedmpi.data.augmentation import ClientSamples, client_samples, rebalancing_
 from fedmpi.data.opening import open_store
 from fedmpi.data.schema import Manifest, check_targets
 from fedmpi.data.shards import ShardStore
-from fedmpi.data.source import ClientData, DataSource
+from fedmpi.data.source import ClientData, DataSource, Tensors
+from fedmpi.doctor import free_memory
 from fedmpi.local.engines import choose_engine
 from fedmpi.local.hooks import Hooks, make_hooks
 from fedmpi.local.measures import ClientMeasures, SampleMeasures, make_probe
@@ -70,6 +73,7 @@ from fedmpi.tasks.losses import task_loss
 from fedmpi.updates.attacks import AttackedUpdates, PoisonedLabels, attackers
 
 Facts = dict[str, str]
+log = logging.getLogger("fedmpi")
 
 
 @dataclass(frozen=True)
@@ -147,7 +151,7 @@ class Experiment:
         layout = lay_out(cluster, data.sizes, store.shard_starts, with_server, shared)
         losses = partial(ClientMeasures, model, data.trained_on, streams, cluster.rank)
         others = AttackedUpdates(config.attack, data.attackers, streams) if attacks_updates(config) else None
-        observer = UpdateObserver.wanted_by(config, streams, others)
+        observer = UpdateObserver.wanted_by(config, streams, model, others)
         if observer is not None and config.logging.diagnostics:
             observer.losses = losses()
         forward_traits(model, description)
@@ -203,8 +207,15 @@ def _worker(
 def _decisions(config: Config, streams: Streams, data: RunData, model: FlatModel, trainer: Trainer) -> Decisions:
     """Make the object that measures and plans before each round."""
     cluster, layout, samples, trained_on = trainer.cluster, trainer.layout, data.samples, data.trained_on
-    cohorts = CohortDraw(config, data.sizes, cache(samples.class_counts), streams, model.size)
+    widths = {} if trainer.observer is None else trainer.observer.numbers.widths
+    if widths:
+        on_server(cluster, partial(_check_vectors, config, len(data.sizes), widths))
+    counts, is_server = cache(samples.class_counts), cluster.is_server
+    cohorts = CohortDraw(config, data.sizes, counts, streams, model.size, widths, is_server)
     measured = {*cohorts.sampler.measures, *cohorts.sampler.numbers} & set(MEASURABLE)
+    measure = ClientMeasures(model, trained_on, streams, cluster.rank) if measured else None
+    if measure is not None and measured & set(HELD_OUT):
+        measure.held_out = _held_out(config, OwnRows.of(samples.originals, samples.rebalancing))
     probe = make_probe(config, model, trained_on, streams, cluster.rank)
     groups = mediator_groups(config, cluster, data.store, samples.rebalancing, streams)
     learning = layout.shared and config.cluster.balance == "measured"
@@ -214,9 +225,33 @@ def _decisions(config: Config, streams: Streams, data: RunData, model: FlatModel
             config, cluster, layout.owned, data.store.clients, model.trainable, samples.class_counts, probe, streams
         ),
         trainer=trainer,
-        measure=ClientMeasures(model, trained_on, streams, cluster.rank) if measured else None,
+        measure=measure,
         balance=BalanceLearner(layout.workers if learning else 0),
     )
+
+
+def _held_out(config: Config, rows: OwnRows) -> Callable[[int], Tensors | None]:
+    """Return a function that loads a client's held-out samples, or None if it has none."""
+    if not rows.held_out:
+        raise UserError(
+            f'clients.sampler = "{config.clients.sampler.name}" needs the scores of clients on held-out samples, but '
+            f"{config.data.source.name} has none of single clients. Prepare the data with --val FRACTION"
+        )
+    return lambda client: rows.load(np.array([client])) if rows.counts[client] else None
+
+
+def _check_vectors(config: Config, clients: int, widths: Mapping[str, int]) -> None:
+    """Log the memory that vectors of all clients need on rank 0; reject vectors that do not fit."""
+    marks, free = config.clients.sampler.marks, free_memory()
+    kept = [name for mark in ("needs", "measures") for name in marks[mark] if name in widths]
+    needed = sum(4 * clients * widths[name] for name in kept)
+    sizes = ", ".join(f"{name} ({widths[name]:,} values)" for name in kept)
+    log.info("clients.sampler keeps vectors of %d clients on rank 0, %.1f MB: %s", clients, needed / 1e6, sizes)
+    if free is not None and needed > free:
+        raise UserError(
+            f'clients.sampler = "{config.clients.sampler.name}" keeps {sizes} of {clients:,} clients. They need '
+            f"{needed / 1e9:.1f} GB of memory on rank 0, but {free / 1e9:.1f} GB are free. Choose fewer values"
+        )
 
 
 def open_and_compare(cluster: Cluster, config: Config, device: torch.device) -> ShardStore:

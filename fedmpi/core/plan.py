@@ -76,6 +76,7 @@ class Planner:
         self.weighing = Weighing(config.server.weights, config.server.weights.options, len(sizes))
         algorithm = local_algorithm(config)
         self.counts_once = algorithm is not None and bool(getattr(algorithm[1], "counts_once", False))
+        self.turnout: Turnout | None = None  # of the latest plan
         self.seconds: Floats | None = None
         self._warned: set[str] = set()
         self._drafts: dict[int, Draft] = {}
@@ -88,7 +89,7 @@ class Planner:
     def plan(self, t: int, strata: Strata | None = None) -> Plan:
         """Return the plan of round t, drawn from the current strata if it needs any."""
         draft = self._drafts.pop(t, None) or self._draft(t, strata)
-        self.seconds = draft.turnout.seconds
+        self.turnout, self.seconds = draft.turnout, draft.turnout.seconds
         return replace(draft.plan, facts=self._facts(draft) | draft.plan.facts)
 
     def add_seconds(self, plan: Plan, clients: Ints, used: Ints) -> None:
@@ -97,6 +98,10 @@ class Planner:
         counts[np.searchsorted(plan.clients, clients)] = used
         self.seconds = self.cohorts.seconds_of(plan.clients, counts, plan.steps if len(plan.steps) else None)
         plan.facts["virtual_seconds"] = self._round_seconds(self.seconds, plan.mediators)
+
+    def trial(self, t: int, candidates: Ints) -> Plan:
+        """Return the plan of training the candidates of round t that a sampler measures."""
+        return Plan(t, rate_of(self.config, t), candidates, np.ones(len(candidates)), 0, normalize=False)
 
     def _draft(self, t: int, strata: Strata | None) -> Draft:
         clips = self.config.privacy.clip_norm is not None
@@ -217,6 +222,8 @@ class Planner:
             facts["available"] = turnout.available
         if clients.failure_rate or clients.over_selection > 1:
             facts["asked"] = len(turnout.asked)
+        if self.cohorts.sampler.measures:
+            facts["candidates"] = len(turnout.candidates)
         if turnout.seconds is not None:
             facts["virtual_seconds"] = self._round_seconds(turnout.seconds, plan.mediators)
         if (strata := cohort.strata) is not None:

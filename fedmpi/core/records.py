@@ -57,7 +57,10 @@ def round_record(experiment: Experiment, plan: Plan, totals: RoundTotals) -> Rec
 def _links(experiment: Experiment, plan: Plan, totals: RoundTotals) -> dict[str, int]:
     config, model, data = experiment.config, experiment.model, experiment.data
     clients, classes, visits = len(data.sizes), data.description.classes, round(totals.sums["visits"])
-    links = round_links(config, model, clients, classes, plan, experiment.decisions.stratifier.measured, visits)
+    decisions = experiment.decisions
+    links = round_links(config, model, clients, classes, plan, decisions.stratifier.measured, visits)
+    if decisions.planner.turnout is not None:
+        links += decisions.cohorts.links(decisions.planner.turnout)
     counted = {f"bytes_{link}": count for link, count in vars(links).items() if count}
     return counted | {"bytes_paper_formula": paper_formula(config, model.size, len(plan.clients))}
 

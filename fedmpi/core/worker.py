@@ -272,9 +272,17 @@ class Trainer:
         return self.engine.sequential
 
     def train(
-        self, plan: Plan, model: Tensor, total: Accumulator, further: Mapping[str, Accumulator] | None = None
+        self,
+        plan: Plan,
+        model: Tensor,
+        total: Accumulator,
+        further: Mapping[str, Accumulator] | None = None,
+        trial: bool = False,
     ) -> RankWork:
-        """Add the weighted updates of this rank's clients to `total`, and the algorithm's sums to `further`."""
+        """Add the weighted updates of this rank's clients to `total`, and the algorithm's sums to `further`.
+
+        In a `trial`, the clients are candidates whose updates the sampler needs.
+        """
         if self.hooks is not None:
             self.hooks.begin(plan.round, model, further or {})
         if self.homes is not None:
@@ -284,7 +292,7 @@ class Trainer:
             self.worker.seen.start = model
         rule = self.worker.rule(plan)
         with self.loss.kept_generators():
-            done = self._trained(plan, model, rule, total)
+            done = self._trained(plan, model, rule, total, trial)
         if self.hooks is not None:
             self.hooks.settle()
         return replace(done, cost=self.worker.cost(plan, done.report), steady=not first)
@@ -295,7 +303,7 @@ class Trainer:
         expected = int(np.count_nonzero(trainable)) if self.worker.uses_all(plan) else None
         check_work(plan, sums, expected, visits(self.config) if len(plan.mediators) else None)
 
-    def _trained(self, plan: Plan, model: Tensor, rule: LocalRule, total: Accumulator) -> RankWork:
+    def _trained(self, plan: Plan, model: Tensor, rule: LocalRule, total: Accumulator, trial: bool) -> RankWork:
         if not self.worker.uses_all(plan) and self.engine.merged is not None and not plan.own_work:
             rows = self.worker.sampled(plan, self.worker.members(plan))
             if self.engine.merges_rows(rule, rows.largest):  # at the cost of the samples (FedSampling)
@@ -311,7 +319,7 @@ class Trainer:
         members = self.worker.members(plan)
         tasks = self.worker.tasks(plan, members)
         if self.observer is not None:
-            self.observer.begin(tasks, plan.round, model)
+            self.observer.begin(tasks, plan.round, model, trial)
         report, engine = WorkReport(), self.engine.rest if plan.own_work else self.engine
         self._explain(plan)
         for own_rule, group in self.worker.groups(plan, tasks, rule) if tasks else ():

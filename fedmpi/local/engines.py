@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedmpi.common.decorators import UPDATES
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
 from fedmpi.data.schema import DataDescription
@@ -104,6 +105,8 @@ def _why_one_by_one(config: Config, model: FlatModel, hooks: Hooks | None) -> st
         return "mediators carry one model from client to client"
     if config.server.exact:
         return "server.exact: the rounding of a stack depends on who is in it"
+    if {*UPDATES} & {*config.clients.sampler.marks.get("measures", ())}:
+        return "clients.sampler measures updates: the rounding of a stack depends on who is in it"
     if own_optimizer(config) is not None:  # SGD with momentum, too
         return f'local.optimizer = "{config.local.optimizer.name}" steps on the parameters of one client'
     if hooks is not None and hooks.own_loss:

@@ -8,7 +8,8 @@ the probe uses the samples of the initial probing step, which has no dropout eit
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
@@ -18,12 +19,13 @@ from torch import Tensor
 
 from fedmpi.clients.stratifier import ClientProbe
 from fedmpi.clients.turnout import opens_with_a_step
+from fedmpi.common.decorators import HELD_OUT
 from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
 from fedmpi.config.tables import probe_of
-from fedmpi.data.source import DataSource
+from fedmpi.data.source import DataSource, Tensors
 from fedmpi.local.engines import batched_engine, why_not_batched
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import rows_of_a_pass
@@ -154,14 +156,21 @@ def _mean_gradient(model: FlatModel, x: Tensor, y: Tensor, out: Tensor, rows: in
 
 
 class ClientMeasures:
-    """Metrics of single clients: loss, accuracy, norms of gradient and update.
+    """Metrics of single clients: losses and accuracies on their training or held-out samples, norms of gradients.
 
     They measure between the clients of an engine, each of which binds the module anew. A client's numbers depend only
     on the model and its own samples, not on the rank or the clients measured with it.
     """
 
-    def __init__(self, model: FlatModel, data: DataSource, streams: Streams, rank: int):
-        self.model, self.data, self.streams, self.rank = model, data, streams, rank
+    def __init__(
+        self,
+        model: FlatModel,
+        data: DataSource,
+        streams: Streams,
+        rank: int,
+        held_out: Callable[[int], Tensors | None] = lambda client: None,
+    ):
+        self.model, self.data, self.streams, self.rank, self.held_out = model, data, streams, rank, held_out
         measured = ("accuracy",) if "accuracy" in model.loss.kind.metrics else ()
         self._metrics = [Metric(resolve("metric", name)) for name in measured]
         self._rows = rows_of_a_pass(model, data.description, PASS_ROWS)
@@ -173,12 +182,17 @@ class ClientMeasures:
         found = np.full((len(clients), len(names)), np.nan)
         columns = dict(zip(names, found.T, strict=True))
         held = np.flatnonzero(self.data.sizes[clients] > 0)
-        if "loss" in columns or "accuracy" in columns:
+        if columns.keys() & {"loss", "loss_rms", "accuracy"}:
             for place in held.tolist():
-                loss, accuracy = self._evaluated(round, w, int(clients[place]), "accuracy" in columns)
-                for name, value in (("loss", loss), ("accuracy", accuracy)):
-                    if name in columns:
-                        columns[name][place] = value
+                client = int(clients[place])
+                scores = self._scores(round, w, client, partial(self.data.load, client), "accuracy" in columns)
+                for name in columns.keys() & scores.keys():
+                    columns[name][place] = scores[name]
+        if columns.keys() & {*HELD_OUT}:
+            for place, client in enumerate(clients.tolist()):
+                scores = self._scores(round, w, client, partial(self.held_out, client), "val_accuracy" in columns)
+                for name in columns.keys() & {*HELD_OUT}:
+                    columns[name][place] = scores.get(name.removeprefix("val_"), math.nan)
         if "gradient_norm" in columns:
             gradients = Gradients(self.data, self.model, self.streams, rank=self.rank).each(clients[held], w, round)
             for place, (_, gradient) in zip(held.tolist(), gradients, strict=True):
@@ -192,26 +206,41 @@ class ClientMeasures:
 
     def loss(self, client: int, w: Tensor, round: int) -> float:
         """Return F_k(w), the mean loss over all samples of the client in evaluation mode; 0 without samples."""
-        return self._evaluated(round, w, client, False, finite=False)[0]
+        return self._scores(round, w, client, partial(self.data.load, client), False, finite=False)["loss"]
 
-    def _evaluated(self, round: int, w: Tensor, client: int, judged: bool, finite: bool = True) -> tuple[float, float]:
-        """Return a client's mean loss over all its samples in evaluation mode, and its accuracy.
+    def _scores(
+        self,
+        round: int,
+        w: Tensor,
+        client: int,
+        load: Callable[[], Tensors | None],
+        judged: bool,
+        finite: bool = True,
+    ) -> dict[str, float]:
+        """Return a client's mean and root mean square of its samples' losses in evaluation mode, and its accuracy.
 
-        The accuracy is NaN if the task has none, no position counts, or it is not requested.
+        The accuracy is NaN if the task has none, no position counts, or it is not requested. Nothing without samples.
         """
-        model, total = self.model, 0.0
+        model, total, squares = self.model, 0.0, 0.0
         tally = MetricTally(self._metrics if judged else (), model.loss.kind)
         evaluated = model.evaluating(w, self.streams, Purpose.CLIENT_EVALUATION, round, client)
         with named_client(client, self.rank), evaluated as module, torch.no_grad():
-            x, y = self.data.load(client)
+            loaded = load()
+            if loaded is None:
+                return {}
+            x, y = loaded
             for first in range(0, len(y), self._rows):
                 part = slice(first, first + self._rows)
                 outputs = module(x[part]).detach()
-                total += float(model.loss.per_sample(outputs, y[part]).sum(dtype=torch.float64))
+                losses = model.loss.per_sample(outputs, y[part])
+                total += float(losses.sum(dtype=torch.float64))
+                squares += float(losses.double().square().sum())
                 tally.add(outputs, y[part])
             if finite and not math.isfinite(total):
                 raise FloatingPointError("its loss is not finite: training diverged; lower local.lr")
-        return total / max(len(y), 1), tally.numbers().get("accuracy", math.nan)
+        n = max(len(y), 1)
+        accuracy = tally.numbers().get("accuracy", math.nan)
+        return {"loss": total / n, "loss_rms": math.sqrt(squares / n), "accuracy": accuracy}
 
 
 class SampleMeasures:

@@ -6,18 +6,25 @@ clients, so no list of client models is ever kept.
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedmpi.common.streams import Streams
-from fedmpi.common.types import Floats
+from fedmpi.clients.sampler import SKETCH_SIZE
+from fedmpi.common.decorators import UPDATES
+from fedmpi.common.errors import UserError
+from fedmpi.common.registry import Component
+from fedmpi.common.streams import Purpose, Streams
+from fedmpi.common.types import AnyArray, Floats, Ints
 from fedmpi.config import Config
 from fedmpi.local.measures import ClientMeasures
 from fedmpi.local.work import ClientTask
+from fedmpi.models.flat import FlatModel
 from fedmpi.privacy.updates import clip
 from fedmpi.updates.attacks import AttackedUpdates
 from fedmpi.updates.compression import Transport
@@ -71,6 +78,60 @@ def local_gain(moments: UpdateMoments) -> float:
     return moments.weighted_gain / moments.weight if moments.weight > 0 else 0.0
 
 
+class UpdateNumbers:
+    """Numbers and vectors of single updates that a client sampler needs: norm, sketch, the update of some layers.
+
+    A sketch adds up the values of an update with random signs in k groups, which a random permutation forms (count
+    sketch; Charikar et al. 2002). Inner products of sketches are unbiased estimates of those of the updates.
+    """
+
+    def __init__(self, sampler: Component, model: FlatModel, streams: Streams):
+        self.model, self.streams = model, streams
+        names = [sampler.marks.get(mark, ()) for mark in ("needs", "measures")]
+        self.needs, self.measures = (tuple(name for name in part if name in UPDATES) for part in names)
+        self.size: int = sampler.options.get("sketch_size", SKETCH_SIZE)
+        self.layers: Sequence[str] | None = sampler.options.get("layers")
+        self.widths: dict[str, int] = {}
+        if "update_sketch" in {*self.needs, *self.measures}:
+            self.widths["update_sketch"] = self.size
+        if "head_update" in {*self.needs, *self.measures}:
+            self.widths["head_update"] = sum(place.stop - place.start for place in self._head)
+
+    def of(self, name: str, update: Tensor) -> AnyArray:
+        """Return a number (), float64, or a vector (k,), float32, of an update (d,)."""
+        if name == "update_norm":
+            return np.array(float(torch.linalg.vector_norm(update, dtype=torch.float64)))
+        if name == "head_update":
+            return torch.cat([update[place] for place in self._head]).float().numpy(force=True)
+        order, signs = self._groups
+        groups = update.index_select(0, order).mul_(signs).view(self.size, -1)
+        return groups.sum(1, dtype=torch.float64).float().numpy(force=True)
+
+    @cached_property
+    def _head(self) -> list[slice]:
+        """Positions of the parameters that match `layers`, by default those of the last module that has any."""
+        layout = dict([*self.model.layout.items()][: len(self.model.parameters)])
+        output = [*layout][-1].rpartition(".")[0]
+        if self.layers is None:
+            return [place for name, place in layout.items() if name.rpartition(".")[0] == output]
+        for pattern in self.layers:
+            if not fnmatch.filter(layout, pattern):
+                raise UserError(
+                    f"clients.sampler.layers = {pattern!r} matches no trainable parameter of the model. Choose from "
+                    f"{', '.join(layout)}"
+                )
+        return [place for name, place in layout.items() if any(fnmatch.fnmatchcase(name, one) for one in self.layers)]
+
+    @cached_property
+    def _groups(self) -> tuple[Tensor, Tensor]:
+        """Positions of the values of all groups, group by group, and their signs; 0 if a group has one value less."""
+        d, generator = self.model.size, self.streams.generator(Purpose.SKETCH)
+        order = generator.permutation(-(-d // self.size) * self.size)
+        signs = np.where(order < d, generator.choice([-1.0, 1.0], len(order)), 0.0)
+        places = torch.from_numpy(np.where(order < d, order, 0)).to(self.model.device)
+        return places, torch.from_numpy(signs).to(self.model.device, self.model.dtype)
+
+
 class UpdateObserver:
     """Observer of the updates of one rank's clients, round after round."""
 
@@ -80,34 +141,37 @@ class UpdateObserver:
         measures: bool,
         transport: Transport | None,
         attacks: AttackedUpdates | None,
-        keeps_norms: bool,
+        numbers: UpdateNumbers,
     ):
-        self.clip_norm, self.measures, self.keeps_norms = clip_norm, measures, keeps_norms
+        self.clip_norm, self.measures, self.numbers = clip_norm, measures, numbers
         self.transport, self.attacks = transport, attacks
         self.losses: ClientMeasures | None = None
         self.begin([], 0)
 
     @classmethod
     def wanted_by(
-        cls, config: Config, streams: Streams, attacks: AttackedUpdates | None = None
+        cls, config: Config, streams: Streams, model: FlatModel, attacks: AttackedUpdates | None = None
     ) -> UpdateObserver | None:
         """Return the observer of a configuration, or None if nothing needs single updates (they may then be merged)."""
         clip_norm, measures, chosen = config.privacy.clip_norm, config.logging.diagnostics, config.compression
-        norms = "update_norm" in config.clients.sampler.marks.get("needs", ())
+        numbers = UpdateNumbers(config.clients.sampler, model, streams)
         if chosen.name == "none":
-            wanted = measures or norms or clip_norm is not None or attacks is not None
-            return cls(clip_norm, measures, None, attacks, norms) if wanted else None
-        return cls(clip_norm, measures, Transport(chosen, streams), attacks, norms)
+            seen = numbers.needs or numbers.measures
+            wanted = measures or seen or clip_norm is not None or attacks is not None
+            return cls(clip_norm, measures, None, attacks, numbers) if wanted else None
+        return cls(clip_norm, measures, Transport(chosen, streams), attacks, numbers)
 
-    def begin(self, tasks: Sequence[ClientTask], round: int, start: Tensor | None = None) -> None:
-        """Start a round with these tasks, all from the model `start` (d,)."""
+    def begin(self, tasks: Sequence[ClientTask], round: int, start: Tensor | None = None, trial: bool = False) -> None:
+        """Start a round with these tasks, all from the model `start` (d,), or the trial of a sampler's candidates."""
         self._round = round
         if self.losses is not None and start is not None:
             self.losses.start = start
         self._gains: list[float] = []
         self._coefficients = {task.client: task.coefficient for task in tasks}
         self._norms: list[float] = []
-        self.norms: dict[int, float] = {}
+        self._clients: list[int] = []
+        names = self.numbers.measures if trial else self.numbers.needs
+        self._read: dict[str, list[AnyArray]] = {name: [] for name in names}
         self._factors: list[float] = []
         self.clipped = 0
 
@@ -122,13 +186,20 @@ class UpdateObserver:
         if self.clip_norm is not None:
             update, clipped = clip(update, self.clip_norm)
             self.clipped += clipped
-        norm = float(torch.linalg.vector_norm(update, dtype=torch.float64)) if self.measures or self.keeps_norms else 0
-        if self.keeps_norms:
-            self.norms[client] = norm
+        if self._read:
+            self._clients.append(client)
+            for name, values in self._read.items():
+                values.append(self.numbers.of(name, update))
         if self.measures:
-            self._norms.append(norm)
+            self._norms.append(float(torch.linalg.vector_norm(update, dtype=torch.float64)))
             self._factors.append(self._coefficients[client])
         return update
+
+    def read(self) -> tuple[Ints, dict[str, AnyArray]]:
+        """Return this rank's clients (m,) so far, and each number (m,) or vector (m, k) of their updates."""
+        shapes = {name: (-1, width) for name, width in self.numbers.widths.items()}
+        columns = {name: np.array(values).reshape(shapes.get(name, -1)) for name, values in self._read.items()}
+        return np.array(self._clients, np.int64), columns
 
     def moments(self) -> UpdateMoments:
         """Return the sums of the round so far over this rank's clients."""

@@ -2,42 +2,195 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch.nn import functional
 
-from fedmpi.common.streams import Streams
+import fedmpi
+from fedmpi import ClientArrays, Cohort, UserError, client_sampler
+from fedmpi.common.decorators import MEASURABLE, UPDATES
+from fedmpi.common.registry import resolve
+from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import load_config
+from fedmpi.config.loading import given_config
 from fedmpi.core.experiment import Experiment
 from fedmpi.core.loop import Simulation
-from fedmpi.data.opening import open_store
-from fedmpi.data.source import ClientData
 from fedmpi.local.measures import ClientMeasures
-from fedmpi.models.flat import FlatModel
+from fedmpi.local.observer import UpdateNumbers
+
+QUIET = {"evaluation.every": 9, "logging.tensorboard": False, "checkpoint.every": 0, "model.hidden": [6]}
+D, HEAD, SKETCH = 5 * 6 + 6 + 6 * 3 + 3, 6 * 3 + 3, 7
+
+
+def arrays(held_out: bool = True) -> ClientArrays:
+    """Return six clients of five features and three classes; client 5 has no held-out samples."""
+    generator = np.random.default_rng(3)
+    x = generator.standard_normal((90, 5)).astype(np.float32)
+    y, owner = (x[:, 0] > 0) + generator.integers(0, 2, 90), np.arange(90) % 6
+    val = (x[::4] + 0.1, y[::4], np.arange(23) % 5) if held_out else None
+    return ClientArrays(x, y, owner, test=(x[:9], y[:9]), val=val)
+
+
+@client_sampler(needs=(*MEASURABLE, *UPDATES))
+def curious(view: Any, *, sketch_size: int = SKETCH) -> Cohort:
+    """Select clients at random, and keep everything."""
+    return Cohort(np.sort(view.generator.choice(view.available, view.count, replace=False)))
+
+
+def connected(settings: dict[str, Any], held_out: bool = True) -> Experiment:
+    """Assemble an experiment on the six clients."""
+    table = {"data.source": arrays(held_out), "rounds": 3, "clients.count": 3, "local.lr": 0.2}
+    return Experiment.connect(given_config("fedavg", {**table, **QUIET, **settings}))
 
 
 def test_measures_are_those_of_plain_loops_in_float64() -> None:
-    config = load_config(None, ["data.source=digits:clients=6", "clients.count=2"])
-    data = ClientData(
-        open_store(config.data.source.choice, config.data.source.options), torch.device("cpu"), standardize=True
-    )
-    model = FlatModel.built(config.model.choice, config.model.options, data.description, config.seed)
-    measures = ClientMeasures(model, data, Streams(0), 0)
-    w = measures.model.initial + 0.01
-    clients = np.array([1, 4], np.int64)
-    found = measures(3, w, clients, ("gradient_norm", "loss", "accuracy"))
-    module = measures.model.module.double()
+    experiment = connected({"clients.sampler": curious})
+    measures, data = experiment.decisions.measure, experiment.data_facts.store
+    assert isinstance(measures, ClientMeasures)
+    w, clients = measures.model.initial + 0.01, np.array([1, 4, 5], np.int64)
+    found = measures(3, w, clients, MEASURABLE)
+    module, offsets = measures.model.module.double(), data.validation_offsets
+    assert offsets is not None
     for row, k in zip(found, clients.tolist(), strict=True):
-        x, y = data.load(k)
         values = [p.double().clone().requires_grad_() for p in measures.model._cut(w)]
-        names = [name for name, _ in module.named_parameters()]
-        outputs = torch.func.functional_call(module, dict(zip(names, values, strict=True)), (x.double(),))
-        loss = functional.cross_entropy(outputs, y)
-        gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, values)])
-        expected = [float(gradient.norm()), float(loss.detach()), float((outputs.argmax(1) == y).double().mean())]
-        np.testing.assert_allclose(row, expected, rtol=1e-5)
+        names, expected = [name for name, _ in module.named_parameters()], {}
+        own = experiment.data.load(k)
+        part = experiment.data.load_held_out(np.arange(offsets[k], offsets[k + 1]))
+        for prefix, (x, y) in {"": own, **({} if k == 5 else {"val_": part})}.items():
+            outputs = torch.func.functional_call(module, dict(zip(names, values, strict=True)), (x.double(),))
+            losses = functional.cross_entropy(outputs, y, reduction="none")
+            expected[f"{prefix}loss"] = float(losses.detach().mean())
+            expected[f"{prefix}loss_rms"] = float(losses.detach().square().mean().sqrt())
+            expected[f"{prefix}accuracy"] = float((outputs.argmax(1) == y).double().mean())
+            if not prefix:
+                gradient = torch.cat([g.flatten() for g in torch.autograd.grad(losses.mean(), values)])
+                expected["gradient_norm"] = float(gradient.norm())
+        np.testing.assert_allclose(row, [expected.get(name, np.nan) for name in MEASURABLE], rtol=1e-5)
+    experiment.close()
+
+
+@pytest.mark.parametrize("layers", [None, ("dense1.weight", "*.bias")])
+def test_numbers_of_updates_are_those_of_the_updates_that_the_server_receives(layers: Any) -> None:
+    received: dict[int, torch.Tensor] = {}
+
+    @fedmpi.aggregator
+    def noting(updates: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:
+        received.update(enumerate(updates.clone()))
+        return coefficients @ updates
+
+    @client_sampler(needs=UPDATES)
+    def layered(
+        view: Any, *, sketch_size: int = SKETCH, layers: tuple[str, ...] = ("dense1.weight", "*.bias")
+    ) -> Cohort:
+        return Cohort(np.sort(view.generator.choice(view.available, view.count, replace=False)))
+
+    sampler = curious if layers is None else layered
+    changed = {"compression": "int8", "attack": "sign-flip", "clients.attack_fraction": 0.5}
+    experiment = connected({"clients.sampler": sampler, "server.aggregator": noting, **changed})
+    numbers, checked = experiment.decisions.numbers, set()
+    take = experiment.server.take
+    generator, width = Streams(experiment.config.seed).generator(Purpose.SKETCH), -(-D // SKETCH)
+    order = generator.permutation(SKETCH * width)
+    signs = generator.choice([-1.0, 1.0], len(order))
+    places = list(range(D - HEAD, D)) if layers is None else [*range(36), *range(54, 57)]
+
+    def taking(plan: Any, totals: Any, model: torch.Tensor) -> None:
+        take(plan, totals, model)
+        for row, k in enumerate(plan.clients.tolist()):
+            update, sketch = received[row].double(), [0.0] * SKETCH
+            for j, i in enumerate(order.tolist()):
+                sketch[j // width] += float(signs[j] * update[i]) if i < D else 0.0
+            assert numbers.values["update_norm"][k] == pytest.approx(float(update.norm()), rel=1e-6)
+            np.testing.assert_allclose(numbers.values["update_sketch"][k], sketch, rtol=1e-5, atol=1e-7)
+            np.testing.assert_array_equal(numbers.values["head_update"][k], update[places].float())
+            assert numbers.seen["update_sketch"][k] == plan.round
+            checked.add(k)
+
+    object.__setattr__(experiment.server, "take", taking)
+    Simulation(experiment, None).run()
+    assert len(checked) > 3
+    experiment.close()
+
+
+def test_inner_products_of_sketches_are_those_of_the_updates_on_average() -> None:
+    x, y = np.random.default_rng(2).standard_normal((2, 50))
+    x, y = x + 0.5, y + 0.5
+    model: Any = SimpleNamespace(size=50, device="cpu", dtype=torch.float64, layout={}, parameters=[])
+    found, sampler = [], resolve("client sampler", only_sketches)
+    for seed in range(3_000):
+        numbers = UpdateNumbers(sampler, model, Streams(seed))
+        found.append(float(np.dot(*(numbers.of("update_sketch", torch.from_numpy(one)) for one in (x, y)))))
+    error = (np.mean(found) - x @ y) / (np.std(found) / len(found) ** 0.5)
+    assert abs(error) < 4 and np.var(found) < 1.1 * ((x @ x) * (y @ y) + (x @ y) ** 2) / SKETCH
+
+
+@client_sampler(needs=("update_sketch",))
+def only_sketches(view: Any, *, sketch_size: int = SKETCH) -> Cohort:
+    raise NotImplementedError
+
+
+@client_sampler(needs=UPDATES, measures=(*UPDATES, "loss"))
+class Rehearsing:
+    """Select the candidates with the longest updates, and compare the updates that they then send."""
+
+    def __init__(self, *, sketch_size: int = SKETCH):
+        self.fresh: dict[str, np.ndarray] = {}
+        self.compared = 0
+
+    def candidates(self, view: Any) -> np.ndarray:
+        for name, values in self.fresh.items():
+            np.testing.assert_array_equal(view.last(name)[self.selected], values)
+            self.compared += 1
+        return np.sort(view.generator.choice(view.available, 4, replace=False))
+
+    def draw(self, view: Any) -> Cohort:
+        norms = view.fresh("update_norm")
+        assert np.isfinite(norms).sum() == np.isfinite(view.fresh("head_update")[:, 0]).sum() == 4
+        self.selected = np.sort(np.argsort(-np.nan_to_num(norms))[:2])
+        self.fresh = {name: view.fresh(name)[self.selected] for name in UPDATES}
+        return Cohort(self.selected, numbers={"compared": self.compared})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"local.proximal_mu": 0.5}, {"local.optimizer": "adam", "compression": "int8", "local.engine": "auto"}],
+)
+def test_candidates_that_train_send_the_same_update_if_they_are_selected(settings: dict[str, Any]) -> None:
+    run = fedmpi.run(
+        "fedavg", {"rounds": 4, "clients.count": 2, "clients.sampler": Rehearsing, **QUIET, **settings}, data=arrays()
+    )
+    assert run.records[-1]["sampler_compared"] == 9
+    for record in run.records:
+        assert record["candidates"] == 4 and record["bytes_client_down"] == 4 * 4 * D
+        numbers = 4 * 4 * (1 + SKETCH + HEAD + 1)
+        size = 4 * D if "compression" not in settings else D + 4
+        assert record["bytes_client_up"] == 2 * size + numbers
+
+
+@pytest.mark.parametrize(
+    ("sampler", "settings", "words"),
+    [
+        (curious, {"data": arrays(held_out=False)}, "Prepare the data with --val"),
+        (Rehearsing, {"local.algorithm": "scaffold"}, "train only to be measured"),
+        (Rehearsing, {"compression": "int8", "compression.error_feedback": True}, "would change the residual"),
+        (Rehearsing, {"samples.sampler": "bernoulli", "samples.budget": 40}, 'samples.sampler = "all"'),
+        (Rehearsing, {"topology": "mediators"}, "each client's own update is needed"),
+    ],
+)
+def test_numbers_that_cannot_be_had_are_rejected_before_the_start(sampler: Any, settings: Any, words: str) -> None:
+    data = settings.pop("data", None) or arrays()
+    with pytest.raises(UserError, match=words):
+        fedmpi.run("fedavg", {"rounds": 1, "clients.count": 2, "clients.sampler": sampler, **settings}, data=data)
+
+
+def test_vectors_that_do_not_fit_into_memory_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedmpi.core.experiment.free_memory", lambda: 100)
+    with pytest.raises(UserError, match=r"update_sketch \(7 values\), head_update \(21 values\) of 6 clients"):
+        connected({"clients.sampler": curious})
 
 
 def test_the_losses_remembered_are_those_of_the_model_that_was_sent() -> None:
@@ -73,7 +226,7 @@ def test_selected_clients_have_the_highest_losses_of_the_candidates() -> None:
 
     def planned(t: int) -> Any:
         everybody = np.arange(9, dtype=np.int64)
-        candidates = experiment.decisions.planner.cohorts._views[t]
+        candidates, _ = experiment.decisions.planner.cohorts._views[t]
         losses = measure(t, simulation.model, everybody, ("loss",))[:, 0]
         fresh = candidates.fresh("loss")
         measured = np.flatnonzero(~np.isnan(fresh))
