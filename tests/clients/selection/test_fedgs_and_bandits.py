@@ -1,4 +1,4 @@
-"""FedGS against a plain loop written from the paper."""
+"""FedGS, UCB and Thompson sampling against plain loops written from the papers."""
 
 from __future__ import annotations
 
