@@ -28,13 +28,12 @@ def clustered_by_similarity(
     first urn, then the next. Every draw is unbiased: `inclusion` is the expected number of draws, m n_k / n. The paper
     counts each draw 1/m: `server.weights = "uniform"`.
 
-    As in the paper's public code, which decides where the text is open, Ward's method takes the rows of the matrix ρ as
-    points, urns and groups are filled from the smallest to the largest, and a group's clients in random order.
+    The paper's public code decides where the text is open: Ward's method takes the rows of ρ as points, and urns are
+    filled from the emptiest on with groups from the smallest on, whose clients are in random order.
 
     Deviations from the paper:
 
-    - g is a count sketch of the client's update with `sketch_size` values, whose scalar products are unbiased but
-      noisy.
+    - g is a count sketch of the update with `sketch_size` values, whose scalar products are unbiased but noisy.
     - Only available clients count, also in n.
     - A client with m n_k ≥ n balls first fills ⌊m n_k / n⌋ urns of its own, and only its other balls enter the tree.
     - If the clients without a known update have more than n balls together, they are grouped in the order of their
@@ -101,8 +100,7 @@ def _one_per_urn(group: Any, balls: Any, urns: int, most: int, generator: np.ran
     """Fill the urns with `most` balls each and draw one client from each, (urns,)."""
     mass = np.bincount(group, balls, len(group)).astype(np.int64)
     ranked = np.argsort(mass, kind="stable")  # groups from the smallest to the largest
-    rank = np.empty_like(ranked)
-    rank[ranked] = np.arange(len(ranked))
+    rank = np.argsort(ranked)
     order = np.lexsort((generator.random(len(group)), rank[group]))  # clients by group
     whole = rank[group[order]] >= len(ranked) - urns  # in the largest groups
     kept, rest = order[whole], order[~whole]

@@ -10,9 +10,6 @@ from pydantic import Field
 
 from fedmpi import Cohort, client_sampler
 
-TIED = 1 + 1e-5
-"""Largest ratio of costs that count as equal: the client with the lower index is then selected."""
-
 
 @client_sampler(name="divfl", needs=("update_sketch",), measures=("update_sketch",))
 class DivFL:
@@ -27,14 +24,14 @@ class DivFL:
     Deviations from the paper:
 
     - g_k is a count sketch of the client's update with `sketch_size` values, whose distances are unbiased but noisy.
-    - Before round 0 the paper's public code takes a full gradient, and later a client's last gradient. Here both are
-      the update of a whole local training.
-    - Only available clients with samples represent and are represented. A client that is available for the first time
-      is measured first.
+    - The public code takes a full gradient before round 0, and a client's last gradient afterwards. Here both are the
+      update of a whole local training.
+    - Only available clients with samples represent and are represented. A client that becomes available later is
+      measured first.
     - The paper leaves the number of clients drawn per step open. Here it is ⌈N/m ln(1/ε)⌉ as in the cited stochastic
-      greedy (Mirzasoleiman et al. 2015); the paper's public code takes max(m, 0.1 N) or, by default, all.
+      greedy (Mirzasoleiman et al. 2015); the public code takes max(m, 0.1 N) or, by default, all.
     - More than `pool` clients are divided at random into equal groups of at most that many, each of which selects its
-      share of m by itself: distances need memory in proportion to the square of a group.
+      share of m: distances need memory in proportion to the square of a group.
 
     Parameters
     ----------
@@ -85,10 +82,8 @@ class DivFL:
         measured = ~np.isnan(fresh[:, 0])
         self.known[measured], self.measured[measured] = fresh[measured], view.round
         holding = view.available[view.sizes[view.available] > 0]
-        groups = [holding]
-        if len(holding) > self.pool:
-            mixed = view.generator.permutation(holding)
-            groups = [np.sort(group) for group in np.array_split(mixed, -(-len(holding) // self.pool))]
+        mixed = view.generator.permutation(holding) if len(holding) > self.pool else holding
+        groups = [np.sort(group) for group in np.array_split(mixed, -(-len(holding) // self.pool) or 1)]
         shares = np.array_split(np.empty(min(view.count, len(holding))), len(groups))
         found = [self._greedy(g, len(m), view.generator) for g, m in zip(groups, shares, strict=True) if len(m)]
         clients, times = (np.concatenate(parts) for parts in zip(*found or [(holding[:0],) * 2], strict=True))
@@ -103,12 +98,11 @@ class DivFL:
         gap = np.sqrt(np.maximum(square[:, None] + square - 2 * g @ g.T, 0)).astype(np.float32)
         np.fill_diagonal(gap, 0)
         size = math.ceil(len(g) / count * math.log(1 / self.error)) if self.error else len(g)
-        nearest, chosen = np.full(len(g), np.inf, np.float32), []
-        rest = np.arange(len(g))
+        nearest, rest, chosen = np.full(len(g), np.inf, np.float32), np.arange(len(g)), []
         for _ in range(count):
             tried = generator.choice(len(rest), size, replace=False) if size < len(rest) else np.arange(len(rest))
             cost = np.minimum(gap[rest[tried]], nearest).sum(1)
-            best = tried[cost <= cost.min() * TIED].min()  # costs of close pairs of clients are equal up to rounding
+            best = tried[cost <= cost.min() * 1.00001].min()  # a pair of clients can have equal costs, up to rounding
             nearest = np.minimum(gap[rest[best]], nearest)
             chosen.append(rest[best])
             rest = np.delete(rest, best)

@@ -133,3 +133,43 @@ def test_clustered_similarity(world: World) -> None:
         assert np.allclose(cohort.inclusion, [world.count * world.sizes[k] / n for k in sorted(set(drawn))])
         for k in world.arrived(t, cohort.clients).tolist():
             updates[k] = world.answer("update_sketch", t)[k].tolist()
+
+
+@pytest.mark.parametrize("options", [{"horizon": 60}, {"gamma": 2.0, "groups": 3, "temperature": 0.2}], ids=str)
+def test_hics(options: dict[str, Any]) -> None:
+    """Chen and Vikalo 2024, Algorithm 1; draws by group as the shortest of exponential waiting times."""
+    world, updates, classes = World(seed=6), dict[int, Any](), 5
+    for t, cohort in enumerate(play("hics", world, options)):
+        there, generator = holding(world, t), world.generator(t)
+        unseen, m = [k for k in there if k not in updates], min(world.count, len(there))
+        chosen = generator.choice(unseen, min(m, len(unseen)), replace=False).tolist()
+        seen = [k for k in there if k in updates]
+        if len(chosen) < m:
+            entropy = {}
+            for k in seen:
+                powers = [math.exp(value / options.get("temperature", 0.0025)) for value in shifted(updates[k])]
+                entropy[k] = -sum(p / sum(powers) * math.log(p / sum(powers)) for p in powers if p > 0)
+            rows = [
+                [(angle(updates[u], updates[k]) if u != k else 0) + 10 * abs(entropy[u] - entropy[k]) for k in seen]
+                for u in seen
+            ]
+            groups = [[k] for k in seen]
+            for one, other in dendrogram(rows)[: max(0, len(seen) - options.get("groups", world.count))]:
+                a, b = {seen[i] for i in one}, {seen[i] for i in other}
+                groups = [group for group in groups if set(group) not in (a, b)] + [sorted(a | b)]
+            gamma = options.get("gamma", 4.0) * max(0, 1 - (t + 1) / options.get("horizon", 500))
+            power = [math.exp(gamma * sum(entropy[k] for k in group) / len(group)) for group in groups]
+            chance = {
+                k: own / sum(power) * world.sizes[k] / sum(world.sizes[i] for i in group)
+                for group, own in zip(groups, power, strict=True)
+                for k in group
+            }
+            waiting = {k: time / chance[k] for k, time in zip(seen, generator.exponential(size=len(seen)), strict=True)}
+            chosen += sorted(seen, key=lambda k: waiting[k])[: m - len(chosen)]
+        assert sorted(chosen) == cohort.clients.tolist()
+        for k in world.arrived(t, cohort.clients).tolist():
+            updates[k] = world.answer("head_update", t)[k, -classes:].tolist()
+
+
+def shifted(values: list[float]) -> list[float]:
+    return [value - max(values) for value in values]
