@@ -4,8 +4,10 @@ call with checks of every return value.
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -25,7 +27,7 @@ from fedmpi.common.types import AnyArray, Floats, Ints
 if TYPE_CHECKING:
     from torch import Tensor
 
-KEPT, STATE = "numbers.", "sampler."
+KEPT, STATE, PAST = "numbers.", "sampler.", "past."
 """Prefixes of the names in a checkpoint."""
 
 STRATA, NORMS, HISTORY = "strata", "norms", "history"
@@ -231,6 +233,47 @@ class ClientNumbers:
         """Restore the numbers of a checkpoint; raise KeyError if some are missing."""
         for name, array in self._arrays.items():
             array[:] = state[name].numpy()
+
+
+class PastRounds:
+    """Finished rounds, kept by rank 0."""
+
+    def __init__(self) -> None:
+        self.rounds: list[PastRound] = []
+
+    def enter(self, round: int, selected: Ints, arrived: Ints) -> None:
+        """Add a planned round."""
+        self.rounds.append(PastRound(round, selected, arrived))
+
+    def finish(self, record: Mapping[str, Any]) -> None:
+        """Add the numbers in the record of the last round that do not depend on the machine."""
+        if not self.rounds or self.rounds[-1].round != record["round"]:
+            return
+        found = {name: value for name, value in record.items() if name not in ("round", "seconds")}
+        numbers = {name: value for name, value in found.items() if type(value) in (int, float) and math.isfinite(value)}
+        seconds = record.get("virtual_seconds", math.nan)
+        self.rounds[-1] = replace(self.rounds[-1], metrics=numbers, seconds=seconds)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return everything stored, for a checkpoint."""
+        import torch  # slow to import, and the configuration is checked before
+
+        lists = [array for one in self.rounds for array in (one.selected, one.arrived)]
+        facts = [(one.round, len(one.selected), len(one.arrived), one.metrics, one.seconds) for one in self.rounds]
+        clients = torch.from_numpy(np.concatenate([np.empty(0, np.int64), *lists]))
+        return {
+            f"{PAST}clients": clients,
+            f"{PAST}facts": torch.tensor([*json.dumps(facts).encode()], dtype=torch.uint8),
+        }
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Restore the rounds of a checkpoint; raise KeyError if they are missing."""
+        facts = json.loads(state[f"{PAST}facts"].numpy().tobytes())
+        ends = np.cumsum([length for _, selected, arrived, *_ in facts for length in (selected, arrived)])
+        lists = np.split(state[f"{PAST}clients"].numpy(), ends.astype(np.int64))
+        self.rounds = [
+            PastRound(fact[0], lists[2 * place], lists[2 * place + 1], *fact[3:]) for place, fact in enumerate(facts)
+        ]
 
 
 class ClientSampler(Remembering):

@@ -15,7 +15,7 @@ import numpy as np
 from fedmpi.clients.availability import OWN_DRAWS, ClientAvailability
 from fedmpi.clients.cohort import Cohort, Presence, cohort_size, full_participation, invited
 from fedmpi.clients.devices import draw_devices, first_to_arrive, participant_seconds, survivors
-from fedmpi.clients.sampler import ClientNumbers, ClientSampler, View
+from fedmpi.clients.sampler import ClientNumbers, ClientSampler, PastRounds, View
 from fedmpi.clients.strata import Strata
 from fedmpi.common.decorators import MEASURABLE
 from fedmpi.common.errors import UserError
@@ -67,6 +67,7 @@ class CohortDraw:
         self.config, self.values = config, values
         self.sampler = ClientSampler(config.clients.sampler, config.clients.sampler.options)
         self.numbers = ClientNumbers(self.sampler.numbers, len(sizes) if is_server else 0, widths)
+        self.past = PastRounds() if self.sampler.needs_history else None
         self.counts = counts  # of every class held by each client, (N, C)
         self.sizes = sizes
         self._views: dict[int, tuple[View, Ints]] = {}  # With the candidates, (c,)
@@ -176,6 +177,7 @@ class CohortDraw:
             wanted=self._wanted_of,
             numbers=self.numbers,
             counts=self.counts,
+            past=None if self.past is None else tuple(self.past.rounds),
         )
 
     def _wanted_of(self, clients: int) -> int:

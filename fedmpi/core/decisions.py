@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -117,6 +118,11 @@ class Decisions:
         facts = plan.facts if noise is None else plan.facts | {"noise_clients": noise}
         return replace(plan, facts=facts, speeds=self.balance.speeds())
 
+    def remember(self, record: Mapping[str, Any]) -> None:
+        """Add the record of the last round to the history, if the sampler needs it (rank 0 only)."""
+        if self.cohorts.past is not None:
+            self.cohorts.past.finish(record)
+
     def plan_ahead(self, t: int) -> None:
         """Draft round t during training, if rank 0 does not train and the training cannot change the plan."""
         idle = self.cluster.is_server and self.layout.worker is None
@@ -131,12 +137,14 @@ class Decisions:
     def state(self) -> dict[str, Tensor]:
         """Return the checkpoint state; complete on rank 0."""
         accounts, numbers = self.planner.accounts.state(), self.numbers.state()
-        return self.stratifier.state() | accounts | self.balance.state() | numbers
+        past = {} if self.cohorts.past is None else self.cohorts.past.state()
+        return self.stratifier.state() | accounts | self.balance.state() | numbers | past
 
     def load(self, tensors: Mapping[str, Tensor] | None, resumed: bool) -> None:
         """Restore the checkpoint state; collective."""
         saved = dict(tensors or {})
         if tensors is not None:
-            for part in (self.planner.accounts, self.balance, self.numbers):
-                part.load(saved)
+            for part in (self.planner.accounts, self.balance, self.numbers, self.cohorts.past):
+                if part is not None:
+                    part.load(saved)
         self.stratifier.load(saved, resumed=resumed)

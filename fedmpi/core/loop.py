@@ -118,7 +118,9 @@ class Simulation:
         return plan, totals
 
     def _plan(self, t: int) -> Plan:
-        """Plan on the server and broadcast the plan. If it needs strata, all ranks first measure the clients."""
+        """Plan on the server and broadcast the plan; first evaluate or measure what the sampler needs."""
+        if self.decisions.sampler.needs_history:
+            self._evaluate_pending()
         with self._phase("plan"):
             self.decisions.observe(t, self.model)
             plan = self.decisions.plan(t) if self.cluster.is_server else None
@@ -209,6 +211,7 @@ class Simulation:
             scores = self.experiment.data_facts.evaluated.scores(self.net, self.model, record["round"])
             record.update(scores)
             record["phase_seconds"]["evaluate"] = time.perf_counter() - started
+        self.decisions.remember(record)
 
     def _checkpoint_due(self, next_round: int, ending: Ending) -> bool:
         every = self.config.checkpoint.every

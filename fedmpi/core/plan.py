@@ -90,6 +90,8 @@ class Planner:
         """Return the plan of round t, drawn from the current strata if it needs any."""
         draft = self._drafts.pop(t, None) or self._draft(t, strata)
         self.turnout, self.seconds = draft.turnout, draft.turnout.seconds
+        if self.cohorts.past is not None:
+            self.cohorts.past.enter(t, draft.turnout.asked, draft.turnout.cohort.clients)
         return replace(draft.plan, facts=self._facts(draft) | draft.plan.facts)
 
     def add_seconds(self, plan: Plan, clients: Ints, used: Ints) -> None:

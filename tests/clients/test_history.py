@@ -1,0 +1,95 @@
+"""The past that samplers see: that of the records, the same on any number of ranks and after a resumption."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedmpi
+from fedmpi import Cohort, client_sampler
+from fedmpi.records.history import clients_from_text
+from tests.mpi.launch import run_mpi
+
+HISTORIAN = """
+import zlib
+import numpy as np
+from fedmpi import Cohort, client_sampler
+
+KEPT = ("update_sketch", "head_update", "update_norm", "loss_rms")
+
+@client_sampler(needs=("history", *KEPT), measures=("update_sketch", "loss"))
+class Historian:
+    def candidates(self, view):
+        return np.sort(view.generator.choice(view.available, 5, replace=False))
+
+    def draw(self, view):
+        seen = [(one.round, one.selected.tolist(), one.arrived.tolist(), one.seconds) for one in view.history]
+        scores = [one.metrics.get("test_accuracy") for one in view.history]
+        digest = zlib.crc32(repr((seen, scores, view.clock)).encode())
+        for values in (*map(view.last, KEPT), view.fresh("update_sketch"), view.fresh("loss")):
+            digest = zlib.crc32(values.tobytes(), digest)
+        length = np.nan_to_num(np.linalg.norm(view.fresh("update_sketch"), axis=1))
+        return Cohort(np.sort(np.argsort(-length)[:3]), numbers={"digest": digest, "past": len(seen)})
+"""
+SETTINGS = """
+preset = "fedavg"
+rounds = 6
+clients = { sampler = "mine:Historian", count = 3, failure_rate = 0.3 }
+local.epochs = 2
+devices = true
+server.exact = true
+evaluation.every = 2
+data.source = "digits:clients=9"
+logging = { participants = true, tensorboard = false }
+checkpoint.every = 2
+"""
+
+
+@pytest.mark.parametrize("listens", [False, True])
+def test_the_history_is_that_of_the_records_of_the_rounds_so_far(listens: bool) -> None:
+    views: list[tuple[Any, float]] = []
+
+    @client_sampler(needs=("history",))
+    def noting(view: Any) -> Cohort:
+        views.append((view.history, view.clock))
+        return Cohort(np.sort(view.generator.choice(view.available, view.count, replace=False)))
+
+    settings = {"rounds": 5, "clients.count": 4, "clients.sampler": noting, "clients.failure_rate": 0.3}
+    more = {"devices": True, "evaluation.every": 2, "logging.participants": True, "logging.tensorboard": False}
+    said = {"on_round": lambda record: False} if listens else {}
+    records = fedmpi.run("fedavg", {**settings, **more}, data="digits:clients=9", **said).records
+    assert len(views) == 5
+    for t, (past, clock) in enumerate(views):
+        assert [one.round for one in past] == list(range(t))
+        assert clock == sum(record["virtual_seconds"] for record in records[:t])
+        for one, record in zip(past, records, strict=False):
+            np.testing.assert_array_equal(one.arrived, clients_from_text(record["clients"]))
+            assert len(one.selected) == record["asked"] == 4 and np.isin(one.arrived, one.selected).all()
+            assert (one.metrics["train_loss"], one.seconds) == (record["train_loss"], record["virtual_seconds"])
+            assert one.metrics.get("test_accuracy") == record.get("test_accuracy")
+            assert ("test_accuracy" in one.metrics) == (one.round % 2 == 1) and "seconds" not in one.metrics
+
+
+def test_history_sketches_and_selections_are_the_same_on_three_ranks_and_after_a_resumption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text(HISTORIAN)
+    (tmp_path / "run.toml").write_text(SETTINGS)
+    monkeypatch.chdir(tmp_path)
+    words = ["-m", "fedmpi", "train", "run.toml", "--out"]
+    done = run_mpi(3, [*words, "ranks"], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    fedmpi.run("run.toml", out="alone")
+    calls = iter(range(1, 100))
+    assert fedmpi.run("run.toml", out="stopped", stop=lambda: next(calls) == 3).ending == "stopped"
+    fedmpi.run("run.toml", out="stopped", resume=True)
+    seen = []
+    for name in ("ranks", "alone", "stopped"):
+        records = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        keys = ("clients", "sampler_digest", "sampler_past", "bytes_client_up", "bytes_client_down", "test_accuracy")
+        seen.append([[record.get(key) for key in keys] for record in records])
+    assert seen[0] == seen[1] == seen[2] and [row[2] for row in seen[0]] == [0, 1, 2, 3, 4, 5]
