@@ -107,7 +107,7 @@ class Decisions:
     def _enter(self, kept: ClientNumbers, round: int, clients: Ints, columns: Mapping[str, AnyArray]) -> None:
         """Store numbers that are not NaN."""
         for name, values in columns.items():
-            known = ~np.isnan(values.reshape(len(values), -1)[:, 0])
+            known = ~np.isnan(values if values.ndim == 1 else values[:, 0])
             kept.enter(name, round, clients[known], values[known])
 
     def plan(self, t: int) -> Plan:
