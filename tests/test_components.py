@@ -74,13 +74,13 @@ def test_settings_of_the_command_line_are_one_layer_in_any_order() -> None:
     settings = ["preset=fedavg", "clients.count=3", f"clients.sampler={HERE}:by_strata", "clients.sampler.order=last"]
     for given in (settings, settings[::-1]):
         assert load_config(None, given).clients.sampler.options["order"] == "last"
-    inline = load_config(None, ["preset=fedavg", 'clients.sampler={name="oort", explore=0.5}', "clients.count=3"])
+    inline = load_config(None, ["preset=fedavg", 'clients.sampler={name="oort-loss", explore=0.5}', "clients.count=3"])
     assert inline.clients.sampler.options["explore"] == 0.5
 
 
 def test_another_name_drops_the_options_of_the_component_before_it() -> None:
     before = given_config("fedstas", {})
-    after = given_config(before, {"clients.sampler": "oort", "server.weights": "samples"})
+    after = given_config(before, {"clients.sampler": "oort-loss", "server.weights": "samples"})
     assert after.clients.sampler.services is None and "clients.sampler.strata" not in flat_table(after)
     again = given_config(before, {"clients.sampler": "stratified"})
     assert again == before, "the same name keeps them"
@@ -97,7 +97,10 @@ def test_another_name_drops_the_options_of_the_component_before_it() -> None:
         ({"strength": "much"}, r"clients\.sampler\.strength = 'much' does not suit .*valid number"),
         ({"order": "middle"}, r"clients\.sampler\.order = 'middle' .*'first' or 'last'"),
         ({"view": 1}, r"clients\.sampler\.view is no option of .*put a star before"),
-        ({"explore": 1}, r'clients\.sampler\.explore has no effect here: it needs clients\.sampler = "oort"'),
+        (
+            {"explore": 1},
+            r'clients\.sampler\.explore has no effect here: it needs .* = "oort-loss" or "oort"',
+        ),
         ({"features": {"name": "full-gradient", "codebook_size": 3}}, r'it needs .*features = "compressed-gradient"'),
         ({"clustering": {"name": "optics", "xi": 2}}, r"clients\.sampler\.clustering\.xi = 2 .*less than 1"),
         ({"clustering": "median"}, r"clients\.sampler\.clustering = .*'kmeans', 'optics'"),
@@ -138,8 +141,11 @@ def test_an_optional_table_is_on_with_its_defaults(switch: Any) -> None:
 @pytest.mark.parametrize(
     "text, sentence",
     [
-        ('preset = "fedstas"\n[clients]\nsampler = "oort"', r"\(preset fedstas sets server\.weights\)"),
-        ('[clients]\nsampler = "oort"\n[clients.sampler]\nexplore = 0.5', r'as \{ name = "oort", explore = 0\.5 \}'),
+        ('preset = "fedstas"\n[clients]\nsampler = "oort-loss"', r"\(preset fedstas sets server\.weights\)"),
+        (
+            '[clients]\nsampler = "oort-loss"\n[clients.sampler]\nexplore = 0.5',
+            r'as \{ name = "power-of-choice", candidates = 20 \}',
+        ),
         ('preset = "fedstas"\n[clients.sampler]\nnam = "oort"', r"did you mean name\?"),
     ],
 )

@@ -103,7 +103,7 @@ def test_another_component_drops_the_options_of_the_replaced_one(other: str):
 
 
 def test_a_run_of_a_configuration_made_in_python_is_resumed_from_its_folder(tmp_path: Path):
-    config, asked = fedmpi.Config(rounds=2, clients={"count": 3, "sampler": "oort"}), iter(range(9))
+    config, asked = fedmpi.Config(rounds=2, clients={"count": 3, "sampler": "oort-loss"}), iter(range(9))
     assert fedmpi.run(config, out=tmp_path, stop=lambda: next(asked) >= 0).ending == "stopped"
     path = tmp_path / "config.toml"
     assert fedmpi.run(path, out=tmp_path, resume=True).ending == "finished"

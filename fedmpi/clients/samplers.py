@@ -1,5 +1,5 @@
 """Built-in samplers of `clients.sampler`: all, simple random, by size or gradient norm, stratified and clustered
-draws, power of choice and Oort.
+draws, and power of choice. Samplers of further papers are in `selection/`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,6 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.options import only_with
 from fedmpi.common.streams import Purpose
 from fedmpi.common.types import Floats, Ints
-
-Share = Annotated[float, Field(ge=0, le=1)]
-LEAST_UTILITY = 1e-12
-"""Utility of a client without any loss, which can still be drawn if it is among the best."""
 
 
 @client_sampler(name="all")
@@ -214,73 +210,3 @@ class PowerOfChoice:
         measured = np.flatnonzero(~np.isnan(loss))
         loudest = measured[np.argsort(-loss[measured], kind="stable")][: view.count]
         return Cohort(np.sort(loudest))
-
-
-@client_sampler(name="oort", needs=("loss",))
-class Oort:
-    """Exploration of unseen clients, exploitation of those with high utility (Lai et al. 2021, Algorithm 1).
-
-    The utility of a client seen at round L (both counted from 1) is n_k · loss_k + √(stale · ln R / L) in round R. The
-    paper uses the root mean square of the samples' losses; here it is the client's mean loss. The paper's system
-    utility (speeds, the pacer of round lengths), its noise for privacy, and the exclusion of clients after a number of
-    rounds are left out. Unseen clients are explored uniformly instead of by speed, and clients without samples are
-    never selected.
-
-    Parameters
-    ----------
-    explore : float
-        ε of round 0, the share of the draws that goes to unseen clients.
-    explore_decay : float
-        Factor of ε from round to round.
-    explore_least : float
-        Lower bound of ε.
-    cutoff : float
-        c: clients are exploited from this share of the last fitting client's utility on, in proportion to utility.
-    clip : float
-        Losses' part of the utility is capped at this quantile of its values, which tames outliers.
-    stale : float
-        Factor of the bonus for clients not seen recently.
-    """
-
-    def __init__(
-        self,
-        *,
-        explore: Share = 0.9,
-        explore_decay: Share = 0.98,
-        explore_least: Share = 0.2,
-        cutoff: Share = 0.95,
-        clip: Share = 0.95,
-        stale: Annotated[float, Field(ge=0)] = 0.1,
-    ):
-        self.explore, self.explore_decay, self.explore_least = explore, explore_decay, explore_least
-        self.cutoff, self.clip, self.stale = cutoff, clip, stale
-
-    def draw(self, view: View) -> Cohort:
-        """Select ε m unseen clients and the others by utility; if one group is too small, the other fills up."""
-        holding = view.available[view.sizes[view.available] > 0]
-        seen = view.age("loss")[holding] >= 0
-        known, unknown = holding[seen], holding[~seen]
-        count = min(view.count, len(holding))
-        share = max(self.explore_least, self.explore * self.explore_decay**view.round)
-        explored = min(len(unknown), max(math.floor(share * count + 0.5), count - len(known)))
-        exploited = self._exploited(view, known, count - explored)
-        found = view.generator.choice(unknown, explored, replace=False, shuffle=False)
-        return Cohort(np.sort(np.concatenate([exploited, found])).astype(np.int64))
-
-    def _exploited(self, view: View, known: Ints, count: int) -> Ints:
-        if not count:
-            return known[:0]
-        utility = self.utility(view, known)
-        last_that_fits = np.partition(utility, len(utility) - count)[len(utility) - count]
-        pool = utility >= min(last_that_fits, self.cutoff * last_that_fits)  # custom losses may be negative
-        weights = np.maximum(utility[pool], LEAST_UTILITY)
-        exploited: Ints = known[pool][one_after_another(weights, count, view.generator)]
-        return exploited
-
-    def utility(self, view: View, clients: Ints) -> Floats:
-        """Return the utility of clients (k,) that have been seen, float64 (k,)."""
-        statistical = view.sizes[clients] * view.last("loss")[clients]
-        if len(clients):
-            statistical = np.minimum(statistical, np.quantile(statistical, self.clip))
-        now = view.round + 1
-        return statistical + np.sqrt(self.stale * math.log(now) / (now - view.age("loss")[clients]))

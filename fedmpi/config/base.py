@@ -17,7 +17,7 @@ from fedmpi.common.options import names_of, tables_in
 from fedmpi.common.registry import Component
 
 Values = dict[str, Any]
-"""Values by key: nested, {"local": {"lr": 0.1}}, or flat, {"local.lr": 0.1, "clients.sampler": "oort"}."""
+"""Values by key: nested, {"local": {"lr": 0.1}}, or flat, {"local.lr": 0.1, "clients.sampler": "uniform"}."""
 
 ALTERNATIVES = (("clients.count", "clients.fraction"), ("local.epochs", "local.steps"))
 """Pairs of keys with the same meaning. Only one of each pair is set."""

@@ -1,6 +1,6 @@
 """Load and validate a configuration: preset, file and --set merged, the later ones before the earlier ones.
 
-Values are kept flat: {"local.lr": 0.1, "clients.sampler": "oort", "clients.sampler.explore": 0.5}. The name of a
+Values are kept flat: {"local.lr": 0.1, "clients.sampler": "weighted", "clients.sampler.replace": False}. The name of a
 component is the value of the component's own key, whether it was written as a text or as `name` in its table.
 """
 
@@ -152,7 +152,7 @@ def read_toml(path: Path) -> Values:
         raise UserError(f"cannot read the configuration {shown(path)} ({error.strerror}). Check the path") from error
     except (ValueError, RecursionError) as error:  # invalid TOML or UTF-8, or numbers of thousands of digits
         twice = re.search("overwrite|mutate", str(error))
-        advice = '. Write a component with options as { name = "oort", explore = 0.5 }' if twice else ""
+        advice = '. Write a component with options as { name = "power-of-choice", candidates = 20 }' if twice else ""
         raise UserError(f"{path} is not valid TOML: {error}{advice}") from error
 
 

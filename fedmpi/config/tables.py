@@ -109,8 +109,8 @@ class ClientsTable(Table):
     """Client selection, availability and failures."""
 
     sampler: Annotated[Component, chooses("client sampler", "uniform")] = Component("client sampler", "uniform")
-    """all; uniform without replacement; weighted by n_k; importance (by gradient norm); stratified; power-of-choice,
-    oort (by loss); clustered-md (by size); or a custom sampler, "package.module:object"."""
+    """all; uniform without replacement; weighted by n_k; importance (by gradient norm); stratified; power-of-choice
+    (by loss); clustered-md (by size); one of a paper (`fedmpi components`); or your own, "package.module:object"."""
     count: Annotated[Count | None, not_with("clients.sampler", "all")] = None
     """Number of clients selected per round, m. Give this or `fraction`."""
     fraction: Annotated[Probability | None, not_with("clients.sampler", "all")] = None

@@ -194,7 +194,7 @@ def test_vectors_that_do_not_fit_into_memory_are_rejected(monkeypatch: pytest.Mo
 
 
 def test_the_losses_remembered_are_those_of_the_model_that_was_sent() -> None:
-    settings = ["clients.sampler=oort", "clients.count=3", "rounds=3", "local.lr=0.2"]
+    settings = ["clients.sampler=active", "clients.count=3", "rounds=3", "local.lr=0.2"]
     quiet = ["data.source=digits:clients=8", "evaluation.every=9", "logging.tensorboard=false", "checkpoint.every=0"]
     experiment = Experiment.connect(load_config(None, [*settings, *quiet]))
     simulation = Simulation(experiment, None)
@@ -240,3 +240,12 @@ def test_selected_clients_have_the_highest_losses_of_the_candidates() -> None:
     simulation.run()
     assert seen == [(6, True)] * 3
     experiment.close()
+
+
+def test_rounds_without_selected_clients_leave_the_numbers_as_they_were() -> None:
+    quiet = ["data.source=digits:clients=8", "evaluation.every=9", "logging.tensorboard=false", "checkpoint.every=0"]
+    settings = ["clients.sampler=k-vib", "clients.count=1", "rounds=9", "server.weights=unbiased", *quiet]
+    counts = list[int]()
+    experiment = Experiment.connect(load_config(None, settings))
+    Simulation(experiment, on_round=lambda record: counts.append(record["participants"])).run()
+    assert 0 in counts and np.isfinite(experiment.decisions.numbers.values["update_norm"]).any()

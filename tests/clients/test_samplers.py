@@ -1,4 +1,4 @@
-"""Power of choice, Oort's utility and clustered sampling by size, each beside a plain loop written from the paper."""
+"""Power of choice and clustered sampling by size, each beside a plain loop written from the paper."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scipy.stats import chisquare
 
 from fedmpi import Cohort, ComponentFailure, UserError, client_sampler
 from fedmpi.clients.sampler import ClientNumbers, ClientSampler, PastRound, View
-from fedmpi.clients.samplers import Oort, PowerOfChoice, clustered_by_size
+from fedmpi.clients.samplers import PowerOfChoice, clustered_by_size
 from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Streams
 
@@ -59,75 +59,6 @@ def test_the_candidates_with_the_highest_loss_are_selected() -> None:
     cohort = PowerOfChoice().draw(view_of(count=3, measured={"loss": losses}))
     assert cohort.clients.tolist() == [1, 6, 8] and cohort.inclusion is None and cohort.multiplicity.tolist() == [1] * 3
     assert PowerOfChoice().draw(view_of(count=2, measured={"loss": losses})).clients.tolist() == [1, 8]  # ties: lower
-
-
-# Oort (Lai et al. 2021)
-
-
-def plain_race(generator: np.random.Generator, weights: dict[int, float], count: int) -> list[int]:
-    """Clients sequentially without replacement, by weight among those left: the first of exponential arrivals."""
-    positive = [k for k in sorted(weights) if weights[k] > 0]
-    arrivals = generator.standard_exponential(len(positive)).tolist()
-    times = {k: arrival / weights[k] for k, arrival in zip(positive, arrivals, strict=True)}
-    return sorted(sorted(times, key=times.__getitem__)[:count])
-
-
-def plain_oort(
-    view: View, ages: dict[int, int], losses: dict[int, float], options: dict[str, float]
-) -> tuple[list[int], list[int]]:
-    """Algorithm 1 with utilities n_k · loss_k, capped at a quantile, plus √(stale · ln R / L), R and L from 1.
-
-    Return the exploited and the explored clients.
-    """
-    here = [k for k in view.available.tolist() if view.sizes[k] > 0]
-    known, unknown = [k for k in here if k in ages], [k for k in here if k not in ages]
-    count = min(view.count, len(here))
-    share = max(options["explore_least"], options["explore"] * options["explore_decay"] ** view.round)
-    explored = min(len(unknown), max(math.floor(share * count + 0.5), count - len(known)))
-    base = {k: float(view.sizes[k]) * losses[k] for k in known}
-    cap = np.quantile(list(base.values()), options["clip"]) if known else 0.0
-    now = view.round + 1
-    utility = {k: min(base[k], cap) + math.sqrt(options["stale"] * math.log(now) / (now - ages[k])) for k in known}
-    exploited: list[int] = []
-    if count > explored:
-        last_that_fits = sorted(utility.values(), reverse=True)[count - explored - 1]
-        pool = {
-            k: max(u, 1e-12) for k, u in utility.items() if u >= min(last_that_fits, options["cutoff"] * last_that_fits)
-        }
-        exploited = plain_race(view.generator, pool, count - explored)
-    return exploited, view.generator.choice(unknown, explored, replace=False, shuffle=False).tolist()
-
-
-def test_oort_selects_the_clients_of_a_plain_loop() -> None:
-    """150 worlds of any number of known clients, with clients that hold nothing or are away."""
-    random = np.random.default_rng(8)
-    both = 0
-    for world in range(150):
-        round, count = int(random.integers(1, 30)), int(random.integers(1, 9))
-        ages = {
-            int(k): int(random.integers(1, min(round, 11) + 1))
-            for k in np.flatnonzero(random.random(10) < random.choice([0, 0.5, 1]))
-        }
-        losses = {k: float(random.normal(0.5)) for k in ages}
-        numbers = ClientNumbers(("loss",), 10)
-        for k, age in ages.items():
-            numbers.enter("loss", round - age, np.array([k]), np.array([losses[k]]))
-        names = ("explore", "explore_decay", "explore_least", "cutoff", "clip")
-        options: dict[str, float] = dict(zip(names, random.random(5).tolist(), strict=True)) | {"stale": 0.3}
-        options["explore_decay"], options["explore_least"] = 0.6 + 0.4 * options["explore_decay"], world % 3 / 10
-        present = np.flatnonzero(random.random(10) < 0.8) if world % 2 else 10
-        views = [view_of(round, count, seed=world, present=present, numbers=numbers) for _ in range(2)]
-        exploited, explored = plain_oort(views[0], ages, losses, options)
-        cohort = Oort(**options).draw(views[1])  # type: ignore[arg-type]
-        assert cohort.clients.tolist() == sorted([*exploited, *explored]) and cohort.inclusion is None
-        both += bool(exploited) and bool(explored)
-    assert both > 20
-
-
-def test_oorts_defaults_are_those_of_the_paper() -> None:
-    options = {name: field.default for name, field in resolve("client sampler", "oort").fields.items()}
-    expected = {"explore": 0.9, "explore_decay": 0.98, "explore_least": 0.2, "cutoff": 0.95, "clip": 0.95, "stale": 0.1}
-    assert options == expected
 
 
 # Clustered sampling by size (Fraboni et al. 2021, Algorithm 1)

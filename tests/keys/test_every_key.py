@@ -32,11 +32,18 @@ from tests.keys.worlds import (
 )
 
 SAMPLER = f"{S} clients.count=4 clients.sampler"
-OORT = f"{SAMPLER}=oort rounds=4"
-FEW = f"{OORT} clients.sampler.explore=0.25 clients.sampler.explore_least=0"
+OORT = f"{SAMPLER}=oort-loss rounds=4"
+FEW = (
+    f"{SAMPLER}=oort-loss rounds=9 clients.sampler.explore=0.5 clients.sampler.explore_decay=1 "
+    "clients.sampler.explore_least=0"
+)
 FEDCOR = (
     f"{SAMPLER}=fedcor rounds=9 clients.sampler.warmup=2 clients.sampler.interval=4 clients.sampler.steps=10 "
     "clients.sampler.first_steps=10"
+)
+TIMED = (
+    f"{SAMPLER}=oort rounds=9 devices=true clients.sampler.explore=0.5 clients.sampler.explore_decay=1 "
+    "clients.sampler.explore_least=0 clients.sampler.window=2"
 )
 KRUM = f"{ALL} attack=noise clients.attack_fraction=0.25 rounds=1 server.aggregator=krum"
 STEPS = f"{SOME} rounds=4 local.schedule=step"
@@ -153,11 +160,29 @@ EFFECTS: dict[str, dict[str, str]] = {
         "clients.sampler.explore": "0 1 clients",
         "clients.sampler.explore_decay": "0.1 1 clients",
     },
+    f"{SAMPLER}=oort rounds=4 devices=true": {"clients.sampler.explore_least": "0 1 clients"},
+    f"{SAMPLER}=oort rounds=4 devices=true clients.sampler.explore_least=0": {
+        "clients.sampler.explore": "0 1 clients",
+        "clients.sampler.explore_decay": "0.1 1 clients",
+    },
+    TIMED: {
+        "clients.sampler.cutoff": "0 1 clients",
+        "clients.sampler.clip": "0 1 clients",
+        "clients.sampler.stale": "0 1e9 clients",
+        "clients.sampler.exclude_after": "1 9 clients",
+        "clients.sampler.penalty": "0 9 clients",
+        "clients.sampler.preferred": "0 1 clients",
+        "clients.sampler.pacer": "0 1 clients",
+        "clients.sampler.window": "1 9 clients",
+    },
+    f"{TIMED} clients.sampler.exclude_after=1": {"clients.sampler.exclude_most": "0 1 clients"},
     FEW: {
         "clients.sampler.cutoff": "0 1 clients",
         "clients.sampler.clip": "0 1 clients",
         "clients.sampler.stale": "0 1e9 clients",
+        "clients.sampler.exclude_after": "1 9 clients",
     },
+    f"{FEW} clients.sampler.exclude_after=1": {"clients.sampler.exclude_most": "0 1 clients"},
     f"{SAMPLER}=k-vib rounds=5": {"clients.sampler.bound": "1e-9 1e9 clients"},
     f"{SAMPLER}=k-vib rounds=5 clients.sampler.bound=1e-9": {"clients.sampler.horizon": "1 5000 clients"},
     FEDCOR: {

@@ -20,7 +20,7 @@ STATES = {
     "use of clients and samples": f"{SOME} samples.sampler=bernoulli samples.budget=100 logging.diagnostics=true",
     "use of clients in their view": f"{SOME} evaluation.clients=all evaluation.clients_every=2",
     "losses of past rounds": (
-        f"{S} clients.sampler=oort clients.count=4 clients.sampler.explore=0.5 clients.sampler.explore_least=0"
+        f"{S} clients.sampler=oort-loss clients.count=4 clients.sampler.explore=0.5 clients.sampler.explore_least=0"
     ),
     "corrections of clients and server": f"{SOME} local.algorithm=scaffold",
     "what compression lost": (f"{ALL} compression=top-k compression.fraction=0.1 compression.error_feedback=true"),

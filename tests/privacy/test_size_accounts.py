@@ -70,7 +70,7 @@ STRATA = ("clients.sampler=stratified", "clients.count=2")
         (["server.weights=uniform", "topology=mediators", "topology.scheduling=random"], None),
         ([*STRATA, "server.weights=stratified"], None),
         (["server.weights=unbiased", "server.weights.population=clients"], None),
-        (["clients.sampler=oort", "clients.count=2"], "clients.sampler"),
+        (["clients.sampler=oort-loss", "clients.count=2"], "clients.sampler"),
     ],
 )
 def test_strata_of_labels_openings_and_schedules_by_label_disclose_sizes(settings: list[str], named: str | None):

@@ -178,11 +178,11 @@ def test_fedmpi_train_names_the_command_for_a_sweep(tmp_path: Path) -> None:
 
 
 def test_a_list_can_hold_components_with_options(tmp_path: Path) -> None:
-    listed = ['"uniform"', '{name = "oort", explore = 0.5}', '{name = "oort", explore = 0.25}']
+    listed = ['"uniform"', '{name = "oort-loss", explore = 0.5}', '{name = "oort-loss", explore = 0.25}']
     expected = {
         "sampler=uniform": {},
-        "sampler=oort,explore=0.5": {"clients.sampler.explore": 0.5},
-        "sampler=oort,explore=0.25": {"clients.sampler.explore": 0.25},
+        "sampler=oort-loss,explore=0.5": {"clients.sampler.explore": 0.5},
+        "sampler=oort-loss,explore=0.25": {"clients.sampler.explore": 0.25},
     }
     for key in ("clients.sampler", '"clients.sampler"'):
         runs = named(planned(f"[sweep]\n{key} = [{', '.join(listed)}]", tmp_path))
@@ -191,7 +191,10 @@ def test_a_list_can_hold_components_with_options(tmp_path: Path) -> None:
             assert run.config.clients.sampler.given == {k[16:]: value for k, value in expected[name].items()}
             assert run.labels == {"clients.sampler": run.config.clients.sampler.name, **expected[name]}
     one = planned(f'[sweep]\n"clients.sampler" = [{listed[1]}]', tmp_path, ("clients.sampler.explore=0.1",))
-    assert (one.runs[0].name, one.runs[0].config.clients.sampler.given) == ("sampler=oort", {"explore": 0.1})
+    assert (one.runs[0].name, one.runs[0].config.clients.sampler.given) == (
+        "sampler=oort-loss",
+        {"explore": 0.1},
+    )
     models = planned('model.hidden = [3]\n[sweep]\nmodel = ["mlp", "text-cnn"]', tmp_path)
     assert [run.config.model.options for run in models.runs] == [{"hidden": [3]}, {}], "another one drops the options"
     metrics = planned('[sweep]\ntask.metrics = [["perplexity"], ["perplexity", {name = "top-k", k = 3}]]', tmp_path)
@@ -239,7 +242,7 @@ local.lr = [0.1, 0.2]
 [[sweep.run]]
 name = "P"
 preset = "fedprox"
-clients.sampler = {name = "oort", explore = 0.5}
+clients.sampler = {name = "oort-loss", explore = 0.5}
 """
 SMALL = """
 base = "whole.toml"
@@ -292,5 +295,7 @@ def test_a_file_changes_its_base_key_by_key_and_variant_by_variant(
 def test_a_variant_of_the_base_may_be_dropped(tmp_path: Path) -> None:
     sweep = layered(tmp_path, 'base = "whole.toml"\n[[sweep.run]]\nname = "A"\ndrop = true')
     assert len(sweep.runs) == 6 and {run.labels["run"] for run in sweep.runs} == {"P"}
-    replaced = layered(tmp_path, 'base = "whole.toml"\n[sweep]\nclients.sampler = [{name = "oort", explore = 0.1}]')
+    replaced = layered(
+        tmp_path, 'base = "whole.toml"\n[sweep]\nclients.sampler = [{name = "oort-loss", explore = 0.1}]'
+    )
     assert {run.labels["clients.sampler.explore"] for run in replaced.runs if run.labels["run"] == "A"} == {0.1}
