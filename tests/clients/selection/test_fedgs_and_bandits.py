@@ -79,3 +79,44 @@ def test_fedgs_selects_as_a_plain_loop(world: World, alpha: float) -> None:
 def test_fedgs_rejects_more_clients_than_it_can_compare() -> None:
     with pytest.raises(UserError, match="at most 5,000 clients. The data have 5,001"):
         FedGS().distances(np.ones((5001, 2), np.int64))
+
+
+def rewards_of(world: World, metric: str, past: list[list[int]]) -> list[list[float]]:
+    """Return the scaled rewards of every client after these arrivals, from the definition of the docstring."""
+    values = [world.metrics(t).get(metric) for t in range(len(past))]
+    known = [t for t, value in enumerate(values) if value is not None]
+    raw = {}
+    for before, after in zip(known, known[1:], strict=False):
+        for t in range(before + 1, after + 1):
+            raw[t] = (values[after] - values[before]) / (after - before) * (-1 if "loss" in metric else 1)
+    low, high = min(raw.values(), default=0.0), max(raw.values(), default=0.0)
+    earned: list[list[float]] = [[] for _ in range(world.clients)]
+    for t, reward in raw.items():
+        for k in past[t]:
+            earned[k].append((reward - low) / (high - low) if high > low else 0.0)
+    return earned
+
+
+@pytest.mark.parametrize("metric, evaluated", [("train_loss", 1), ("test_accuracy", 1), ("val_loss", 4)])
+@pytest.mark.parametrize("name", ["ucb", "thompson"])
+@pytest.mark.parametrize("seed", [4, 5])
+def test_bandits_select_as_a_plain_loop(name: str, metric: str, evaluated: int, seed: int) -> None:
+    world = World(seed=seed, evaluated=evaluated)
+    option = {"exploration": 0.7} if name == "ucb" else {"deviation": 0.4}
+    past: list[list[int]] = []
+    for t, cohort in enumerate(play(name, world, {"metric": metric, **option})):
+        generator, earned = world.generator(t), rewards_of(world, metric, past)
+        score = []
+        for mine in earned:
+            if name == "thompson":
+                mean, spread = sum(mine) / (len(mine) + 1), 0.4 / math.sqrt(len(mine) + 1)
+                score.append(mean + spread * generator.standard_normal())
+            elif mine:
+                score.append(sum(mine) / len(mine) + math.sqrt(0.7 * math.log(t + 1) / len(mine)))
+            else:
+                score.append(math.inf)
+        there = generator.permutation([k for k in world.available(t) if world.sizes[k]]).tolist()
+        there.sort(key=lambda k: -score[k])
+        assert cohort.clients.tolist() == sorted(there[: world.count])
+        past.append(world.arrived(t, cohort.clients).tolist())
+    assert len(past) == ROUNDS
