@@ -16,7 +16,7 @@ import fedmpi
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import named_folder, write_named
 from fedmpi.common.options import one_line, type_text
-from fedmpi.common.registry import components, describe, known_kind, resolve
+from fedmpi.common.registry import KINDS, components, describe, known_kind, resolve
 from fedmpi.common.terminal import console, paragraph
 from fedmpi.config import Config, config_toml, key_descriptions, load_config, presets
 from fedmpi.config.loading import assignment, dotted, remarks
@@ -291,7 +291,7 @@ def list_all_components(
     """
     one = choice and (describe(choice) if kind is None else resolve(known_kind(kind), choice))
     for part in [one] if one else components(kind):
-        print(paragraph(f"{part.kind}, chosen by {part.key}", f"{part.name}  "))
+        print(paragraph(f"{part.kind}, chosen by {', '.join((part.key, *KINDS[part.kind].further))}", f"{part.name}  "))
         if part.title:
             print(paragraph(part.title, "  "))
         for name, field in part.fields.items():

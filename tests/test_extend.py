@@ -39,11 +39,13 @@ PARTS: dict[str, tuple[str, dict[str, Any]]] = {
     "median_clip:MedianClip": ("server.aggregator", {}),
     "server_optimizer:Averaged": ("server.optimizer", {"server.optimizer.beta": 0.3}),
     "availability:in_turns": ("clients.availability", {"clients.availability.others": 0.6}),
+    "speeds:by_size": ("devices.speed", {"devices.speed.sigma": 3.0}),
     "scheduling:spread": ("topology.scheduling", {"topology.scheduling.alternate": False}),
     "model:narrow": ("model.name", {"model.width": 9}),
 }
 BESIDE: dict[str, dict[str, Any]] = {
     "scheduling:spread": {"topology": "mediators", "topology.clients_per_mediator": 2},
+    "speeds:by_size": {"devices": True, "clients.over_selection": 1.5},
 }
 """Settings that a component needs."""
 METRICS: dict[str, dict[str, Any]] = {"metric:coverage": {"task.metrics.least": 0.2}, "lowest_recall:LowestRecall": {}}
@@ -59,6 +61,7 @@ KINDS = {
     "metric:coverage": "metric",
     "lowest_recall:LowestRecall": "metric",
     "scheduling:spread": "scheduling",
+    "speeds:by_size": "device rate",
     "partition:home_class": "partition",
     "availability:in_turns": "availability",
     "source:clouds": "data source",

@@ -4,16 +4,28 @@ length of a round. Seconds are simulated; the run does not wait for them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from fedmpi.clients.cohort import Cohort
+from fedmpi.clients.sampler import View
 from fedmpi.common.apportionment import places_within
+from fedmpi.common.calling import calling, refuse_result, result_array, takes
+from fedmpi.common.registry import Component, register
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
-from fedmpi.config.tables import DevicesTable, LognormalRate, Rate, RateClasses
+
+if TYPE_CHECKING:
+    from fedmpi.config import Config
+    from fedmpi.config.tables import DevicesTable
+
+Positive = Annotated[float, Field(gt=0, le=1e30)]
+Share = Annotated[float, Field(ge=0, le=1)]
 
 RATES = {"speed": 1e3, "upload": 1e6, "download": 4e6}
 """Default medians: samples per second, bytes per second from and to a client."""
@@ -29,28 +41,86 @@ class Devices:
     download: Floats
 
 
-def draw_devices(streams: Streams, clients: int, tables: DevicesTable) -> Devices:
+@register("device rate", name="constant")
+def constant(view: View, *, default: float, median: Positive | None = None) -> Floats:
+    """Give all clients the same rate.
+
+    Parameters
+    ----------
+    median : float
+        The rate per second: samples of a device, bytes of a link.
+    """
+    return np.full(len(view.sizes), default if median is None else median)
+
+
+@register("device rate", name="lognormal")
+def lognormal(
+    view: View, *, default: float, median: Positive | None = None, sigma: Annotated[float, Field(ge=0, le=50)] = 1.0
+) -> Floats:
+    """Draw lognormal rates.
+
+    Parameters
+    ----------
+    median : float
+        Median of the rates per second.
+    sigma : float
+        Standard deviation of the logarithm of the rate.
+    """
+    return constant(view, default=default, median=median) * np.exp(
+        sigma * view.generator.standard_normal(len(view.sizes))
+    )
+
+
+@register("device rate", name="classes")
+class Classes:
+    """Draw a class of devices for each client; each class has its rate.
+
+    Parameters
+    ----------
+    rates : tuple of float
+        Rate per second of each class.
+    shares : tuple of float
+        Share of each class, which sum to 1.
+    """
+
+    def __init__(self, *, rates: tuple[Positive, ...], shares: tuple[Share, ...]):
+        self.rates, self.shares = rates, shares
+
+    def refuses(self, config: Config) -> str | None:
+        """Reject shares that do not fit the rates."""
+        fit = self.rates and len(self.shares) == len(self.rates) and abs(sum(self.shares) - 1) <= 1e-6
+        return None if fit else "give as many shares as rates; shares sum to 1"
+
+    def __call__(self, view: View) -> Floats:
+        kind = np.searchsorted(np.cumsum(self.shares), view.generator.random(len(view.sizes)), side="right")
+        return np.asarray(self.rates, np.float64)[np.minimum(kind, len(self.rates) - 1)]
+
+
+def draw_devices(
+    streams: Streams, sizes: Ints, tables: DevicesTable, counts: Callable[[], Ints] | None = None
+) -> Devices:
     """Assign every client a device, once per run.
 
     Each rate has one stream of Purpose.DEVICE whose k-th number belongs to client k: a client keeps its device if
     clients are added after it.
     """
-    drawn = {
-        name: _rates(getattr(tables, name), default, clients, streams.generator(Purpose.DEVICE, client=place))
-        for place, (name, default) in enumerate(RATES.items())
-    }
+    clients, drawn = len(sizes), {}
+    for place, (name, default) in enumerate(RATES.items()):
+        view = View(0, clients, sizes, clients, streams, counts=counts, stream=(Purpose.DEVICE, place))
+        part: Component = getattr(tables, name)
+        drawn[name] = rates_of(part, part.make(), view, default)
     return Devices(**drawn)
 
 
-def _rates(table: Rate, default: float, clients: int, generator: np.random.Generator) -> Floats:
-    """Return the rate of each client, float64 (N,); `default` is the median of a table without one."""
-    if isinstance(table, RateClasses):
-        kind = np.searchsorted(np.cumsum(table.shares), generator.random(clients), side="right")
-        return np.asarray(table.rates, np.float64)[np.minimum(kind, len(table.rates) - 1)]
-    median = default if table.median is None else table.median
-    if isinstance(table, LognormalRate):
-        return np.asarray(median * np.exp(table.sigma * generator.standard_normal(clients)))
-    return np.full(clients, median)
+def rates_of(part: Component, made: Any, view: View, default: float = RATES["speed"]) -> Floats:
+    """Return the rate of each client, float64 (N,); a component may use `default`, the median without options."""
+    named = takes(part, made, "view", offered=("default",))
+    with calling(part):
+        found = made(view, **dict.fromkeys(named, default))
+    rates: Floats = result_array(part, found, view.sizes.shape, "rates")
+    if not (rates > 0).all():
+        raise refuse_result(part, f"returned the rate {rates.min():g}. Return rates above 0")
+    return rates
 
 
 def participant_seconds(

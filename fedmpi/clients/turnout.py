@@ -80,7 +80,7 @@ class CohortDraw:
         if config.clients.sampler.name != "all":
             self._wanted_of(len(sizes))  # rejected here, on all ranks alike, not once the server plans
         if (devices := config.devices) is not None:
-            self._devices = draw_devices(streams, len(sizes), devices)
+            self._devices = draw_devices(streams, sizes, devices, counts)
         if devices is not None and config.clients.over_selection > 1:
             self._check_arrival(self._seconds(np.arange(len(self.sizes)), self.sizes, opening=False))
 

@@ -258,6 +258,8 @@ def type_text(annotation: Any) -> str:
         return "any"
     if typing.get_origin(annotation) is typing.Annotated:
         return type_text(typing.get_args(annotation)[0])
+    if typing.get_origin(annotation) is tuple and typing.get_args(annotation)[1:] == (...,):
+        return f"tuple[{type_text(typing.get_args(annotation)[0])}, ...]"
     if typing.get_origin(annotation) is typing.Literal:
         return " | ".join(repr(value) for value in typing.get_args(annotation))
     if annotation is type(None):

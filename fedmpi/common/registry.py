@@ -58,6 +58,7 @@ class Kind:
     # True checks options when the component is made instead of with the configuration (its import takes long)
     late: bool = False
     given: tuple[str, ...] = ()  # keyword-only parameters that are no options: the caller of the component sets them
+    further: tuple[str, ...] = ()  # other keys that choose one
 
 
 PACKAGE = Path(__file__).parents[1]
@@ -69,6 +70,7 @@ def modules_in(folder: str) -> tuple[str, ...]:
     return tuple(".".join(("fedmpi", *file.relative_to(PACKAGE).with_suffix("").parts)) for file in files)
 
 
+FURTHER_RATES = ("devices.upload", "devices.download")
 SCHEMES = tuple(f"data_prep.partitions.{family}" for family in ("labels", "sizes", "astraea"))
 """Modules of partitions, in the order in which they are listed."""
 KINDS = {
@@ -89,6 +91,7 @@ KINDS = {
         Kind("loss", "task.loss", ("fedmpi.tasks.losses",)),
         Kind("metric", "task.metrics", ("fedmpi.tasks.metrics",)),
         Kind("availability", "clients.availability", ("fedmpi.clients.availability",)),
+        Kind("device rate", "devices.speed", ("fedmpi.clients.devices",), False, ("default",), FURTHER_RATES),
         Kind("scheduling", "topology.scheduling", ("fedmpi.mediators.scheduling",)),
         Kind("partition", "--partition", SCHEMES),
         Kind("data set", "--dataset", ("data_prep.datasets",)),
@@ -115,16 +118,25 @@ class Component:
         Options that are set.
     own : mapping, optional
         Options that belong to a name without any function or class.
+    key : str, optional
+        Key of the configuration that chooses it, if it is not the first key of the kind.
     """
 
-    def __init__(self, kind: str, choice: Any, given: Mapping[str, Any] | None = None, own: Options | None = None):
-        self.kind, self.choice = kind, choice
+    def __init__(
+        self,
+        kind: str,
+        choice: Any,
+        given: Mapping[str, Any] | None = None,
+        own: Options | None = None,
+        key: str = "",
+    ):
+        self.kind, self.choice, self.key = kind, choice, key or KINDS[kind].key
         self.given: Mapping[str, Any] = {} if given is None else given
         if own is not None:
             self.own, self.object, self.marks = own, None, {}
 
     @classmethod
-    def read(cls, kind: str, value: Any, default: str) -> Component:
+    def read(cls, kind: str, value: Any, default: str, key: str = "") -> Component:
         """Return what a value of the configuration chooses: a name, an object, or a table of name and options."""
         if isinstance(value, Component):
             return value
@@ -144,17 +156,12 @@ class Component:
             choice, table = DIGITS, {**named, **table}
         if type(choice).__module__ in ("builtins", "datetime") and not (isinstance(choice, str) or callable(choice)):
             raise ValueError('give a name, "package.module:object", or the object itself')
-        return cls(kind, built_in_name(choice) or choice, table)
+        return cls(kind, built_in_name(choice) or choice, table, key=key)
 
     @cached_property
     def name(self) -> str:
         """Return the built-in name, "module:object", or a folder of data."""
         return self.choice if isinstance(self.choice, str) else built_in_name(self.choice) or written_name(self.choice)
-
-    @property
-    def key(self) -> str:
-        """Return the key of the configuration that chooses it."""
-        return KINDS[self.kind].key
 
     @property
     def foreign(self) -> bool:

@@ -34,14 +34,14 @@ NonNegative = Annotated[float, Field(ge=0, le=1e30)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
-def chooses(kind: str, default: str | None = None) -> BeforeValidator:
+def chooses(kind: str, default: str | None = None, key: str = "") -> BeforeValidator:
     """Return the reader of a key that chooses a component; without a default, of one that lists any, each once.
 
-    A table without a name has options of the default.
+    `key` is the reader's own if it is not the first key of the kind. A table without a name has options of the default.
     """
 
     def one(value: Any) -> Component:
-        chosen = Component.read(kind, value, default or "")
+        chosen = Component.read(kind, value, default or "", key)
         if chosen.is_component:
             chosen.options, chosen.services  # noqa: B018 - rejects unknown names and wrong options
         return chosen

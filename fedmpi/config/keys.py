@@ -61,7 +61,7 @@ def _rows(key: str, field: FieldInfo, owners: tuple[str, ...]) -> Iterator[Key]:
     yield Key(key, "required" if field.is_required() else _default(field.default), " ".join(text), owners)
     having: list[tuple[tuple[str, ...], Mapping[str, FieldInfo]]] = [(names_of(t), t.model_fields) for t in tables]
     for kind in KINDS.values():
-        if kind.key == key and not kind.late:
+        if key in (kind.key, *kind.further) and not kind.late:
             having += [((part.name,), part.fields) for part in components(kind.name)]
     options: dict[str, tuple[FieldInfo, list[str]]] = {}
     for names, fields in having:

@@ -6,7 +6,7 @@ Every published method is a choice of these (a preset). Any other choice is vali
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -348,52 +348,16 @@ class ServerTable(Table):
     """Sum in 64-bit fixed point: bit-identical results on any number of ranks with CPUs of one type, but slower."""
 
 
-class ConstantRate(Table):
-    """The same rate for all clients."""
-
-    name: Literal["constant"] = "constant"
-    median: Positive | None = None
-    """The rate per second: samples of a device, bytes of a link."""
-
-
-class LognormalRate(Table):
-    """Lognormal rates."""
-
-    name: Literal["lognormal"] = "lognormal"
-    median: Positive | None = None
-    """Median of the rates per second."""
-    sigma: Annotated[float, Field(ge=0, le=50)] = 1.0
-    """Standard deviation of the logarithm of the rate."""
-
-
-class RateClasses(Table):
-    """Classes of devices with a rate each."""
-
-    name: Literal["classes"] = "classes"
-    rates: tuple[Positive, ...]
-    """Rate per second of each class."""
-    shares: tuple[Share, ...]
-    """Share of each class, which sum to 1."""
-
-    @model_validator(mode="after")
-    def _check_shares(self) -> Self:
-        if not self.rates or len(self.shares) != len(self.rates) or abs(sum(self.shares) - 1) > 1e-6:
-            raise ValueError("give as many shares as rates; shares sum to 1")
-        return self
-
-
-Rate = Annotated[ConstantRate | LognormalRate | RateClasses, Variants("constant")]
-
-
 class DevicesTable(Table):
     """Simulated time: `virtual_seconds` of a round is the time at which its last used update arrived."""
 
-    speed: Rate = ConstantRate()
-    """Samples trained per second: constant (1,000), lognormal or classes."""
-    upload: Rate = ConstantRate()
-    """Bytes per second from a client: constant (1,000,000), lognormal or classes."""
-    download: Rate = ConstantRate()
-    """Bytes per second to a client: constant (4,000,000), lognormal or classes."""
+    speed: Annotated[Component, chooses("device rate", "constant")] = Component("device rate", "constant")
+    """Samples trained per second: constant (1,000); lognormal; classes; or a custom "package.module:function":
+    (view) -> the rate of each client (N,)."""
+    upload: Annotated[Component, chooses("device rate", "constant", "devices.upload")] = speed
+    """Bytes per second from a client: constant (1,000,000), lognormal, classes, or a custom function."""
+    download: Annotated[Component, chooses("device rate", "constant", "devices.download")] = speed
+    """Bytes per second to a client: constant (4,000,000), lognormal, classes, or a custom function."""
 
 
 class PrivacyTable(Table):

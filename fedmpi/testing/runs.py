@@ -49,11 +49,12 @@ NEEDED: dict[str, dict[str, Any]] = {
     },
     "data source": {"clients.sampler": "all"},
     "attack": {"clients.attack_fraction": 0.4},
+    "device rate": {"clients.over_selection": 1.5},
     # maxima and ReLU jump at equal values
     **dict.fromkeys(("metric", "model", "loss"), {"server.exact": True}),
 }
 """Configuration for some kinds of components, unless a component's own settings override it."""
-COMPARED = ("participants", "samples", "steps", "train_loss")
+COMPARED = ("participants", "samples", "steps", "train_loss", "virtual_seconds")
 """Compared keys of a round's record; in addition all numbers of the test samples."""
 RANKS = (2, 3)
 """Numbers of ranks of the runs that continue."""

@@ -16,6 +16,7 @@ from fedmpi.aggregation.aggregators import Aggregator
 from fedmpi.aggregation.weights import Weighing
 from fedmpi.clients.availability import chances
 from fedmpi.clients.cohort import Cohort, Presence, StrataSummary
+from fedmpi.clients.devices import rates_of
 from fedmpi.clients.sampler import SKETCH_SIZE, ClientNumbers, ClientSampler, PastRound, View
 from fedmpi.clients.strata import make_strata
 from fedmpi.common.decorators import NUMBERS, VECTORS
@@ -192,6 +193,10 @@ CONTRACTS = {
     "availability": Contract(
         in_a_run,
         more=((MANY, lambda subject: cost(world, lambda view: chances(subject.part, subject.made(), view))),),
+    ),
+    "device rate": Contract(
+        in_a_run,
+        more=((MANY, lambda subject: cost(world, lambda view: rates_of(subject.part, subject.made(), view))),),
     ),
     "data sampler": Contract(
         in_a_run,

@@ -19,7 +19,7 @@ def devices(clients: int, **settings: object) -> Devices:
     keys = [f"devices.{name.replace('__', '.')}={value}" for name, value in settings.items()]
     table = load_config(None, ["clients.sampler=all", "devices=true", *keys]).devices
     assert table is not None
-    return draw_devices(STREAMS, clients, table)
+    return draw_devices(STREAMS, np.ones(clients, np.int64), table)
 
 
 @pytest.mark.parametrize(

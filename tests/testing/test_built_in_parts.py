@@ -26,6 +26,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "local algorithm feddyn": {"server.weights": "uniform"},
     "weights q-ffl": {"server.weights.q": 1.0},
     "availability label-group": {"clients.availability.by_label": [0.9, 0.5]},
+    "device rate classes": {"devices.speed.rates": (9.0, 99.0), "devices.speed.shares": (0.3, 0.7)},
     "schedule step": {"local.schedule.every": 1},
     "model cnn": SYNTHETIC | {"data.source.shape": (1, 28, 28)},
     "model image-cnn": SYNTHETIC | {"data.source.shape": (1, 16, 16), "model.hidden": [8]},
