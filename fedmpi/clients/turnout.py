@@ -17,7 +17,7 @@ from fedmpi.clients.cohort import Cohort, Presence, cohort_size, full_participat
 from fedmpi.clients.devices import draw_devices, first_to_arrive, participant_seconds, survivors
 from fedmpi.clients.sampler import ClientNumbers, ClientSampler, PastRounds, View
 from fedmpi.clients.strata import Strata
-from fedmpi.common.decorators import MEASURABLE
+from fedmpi.common.decorators import MEASURABLE, TRANSFERS
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import AnyArray, Floats, Ints
@@ -123,7 +123,7 @@ class CohortDraw:
 
         The server knows seconds, and the updates of selected clients, without more traffic.
         """
-        widths = {"seconds": 0, **self.numbers.widths}
+        widths = {**dict.fromkeys(("seconds", *TRANSFERS), 0), **self.numbers.widths}
         kept = sum(name in MEASURABLE for name in self.sampler.numbers)
         measured = sum(widths.get(name, 1) for name in self.sampler.measures)
         uninvited = len(np.setdiff1d(turnout.candidates, turnout.asked, assume_unique=True))
@@ -155,7 +155,7 @@ class CohortDraw:
     def add_measured(self, t: int, measured: Mapping[str, AnyArray]) -> None:
         """Give the sampler the measurements of its candidates of round t, float64 (N,) or float32 (N, k) each.
 
-        The seconds until the update of each would arrive are computed here.
+        The seconds until the update of each would arrive, and those of its transfers, are computed here.
         """
         if t not in self._views:
             return
@@ -163,6 +163,10 @@ class CohortDraw:
         view.measured.update(measured)
         if "seconds" in self.sampler.measures:
             view.measured["seconds"][candidates] = self._seconds(candidates, self.sizes[view.available], opening=False)
+        if "download_seconds" in self.sampler.measures:
+            view.measured["download_seconds"][candidates] = self.bytes_down / self._devices.download[candidates]
+        if "upload_seconds" in self.sampler.measures:
+            view.measured["upload_seconds"][candidates] = self.bytes_up / self._devices.upload[candidates]
 
     def _view(self, t: int, present: Ints | int, strata: Strata | None) -> View:
         over, clients = self.config.clients.over_selection, len(self.sizes)

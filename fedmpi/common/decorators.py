@@ -27,6 +27,9 @@ UPDATES = ("update_norm", *VECTORS)
 NUMBERS = (*MEASURABLE, *UPDATES, "seconds")
 """Numbers and vectors about clients that the server can keep for a sampler, or measure for its candidates."""
 
+TRANSFERS = ("download_seconds", "upload_seconds")
+"""Parts of the seconds that a candidate would take."""
+
 SAMPLE_NUMBERS = ("sample_loss", "sample_gradient_norm")
 """Numbers of a client's samples under the current global model, for data samplers."""
 
@@ -70,8 +73,8 @@ def client_sampler(*, needs: Sequence[str] = (), measures: Sequence[str] = ()) -
     measures : sequence of str
         Numbers (`NUMBERS`) to be measured on the current model. The component is then a class with `candidates(view)`,
         the clients to measure, and `draw(view)`, which reads the results from `view.fresh(name)`. "seconds" is the time
-        that the candidates would take. For numbers of updates (`UPDATES`) the candidates train once, and send the
-        update that they would send if selected.
+        that the candidates would take, including their `TRANSFERS`. For numbers of updates (`UPDATES`) the candidates
+        train once, and send the update that they would send if selected.
 
     Notes
     -----
@@ -82,7 +85,7 @@ def client_sampler(*, needs: Sequence[str] = (), measures: Sequence[str] = ()) -
     each a NumPy array or a number. Checkpoints contain them.
     """
     kept = _known("needs", needs, (*NUMBERS, *SERVICES))
-    return {"needs": kept, "measures": _known("measures", measures, NUMBERS)}
+    return {"needs": kept, "measures": _known("measures", measures, (*NUMBERS, *TRANSFERS))}
 
 
 @_registers("data sampler")

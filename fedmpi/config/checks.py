@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel
 
 from fedmpi.common.calling import calling
-from fedmpi.common.decorators import UPDATES
+from fedmpi.common.decorators import TRANSFERS, UPDATES
 from fedmpi.common.options import in_toml
 from fedmpi.common.task_kinds import KINDS, kinds_of
 from fedmpi.config.keys import components_of, entries
@@ -96,7 +96,7 @@ def _measured(c: ConfigTables) -> Rows:
         "the first clients to arrive must be known before they train, and this data sampler then chooses the samples "
         "that their times depend on. Set clients.over_selection = 1",
     )
-    timed = "seconds" in {*needs, *measures} and c.devices is None
+    timed = bool({"seconds", *TRANSFERS} & {*needs, *measures}) and c.devices is None
     yield timed, "clients.sampler", "it draws by seconds, which only simulated time counts. Set devices = true"
     yield (
         "seconds" in measures and (late or data.name == "exact" or c.samples.size.query == "selected"),

@@ -19,6 +19,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from fedmpi.api import run
+from fedmpi.common.decorators import HELD_OUT, TRANSFERS
 from fedmpi.common.task_kinds import CLASSIFICATION, kinds_of
 from fedmpi.common.types import AnyArray
 from fedmpi.data.arrays import ClientArrays
@@ -68,6 +69,7 @@ def synthetic(
     targets: Literal["classification", "multilabel", "regression"] = "classification",
     shape: tuple[int, ...] = (20,),
     vocabulary: int | None = None,
+    held_out: bool = False,
 ) -> ClientArrays:
     """Make samples of nine clients, for components that the embedded digits do not suit.
 
@@ -79,6 +81,8 @@ def synthetic(
         Shape of a sample.
     vocabulary : int
         Number of token ids, for texts.
+    held_out : bool
+        Whether clients have held-out samples.
     """
     draws = np.random.Generator(np.random.Philox(4))
     x: AnyArray = draws.standard_normal((90, *shape)).astype(np.float32)
@@ -88,8 +92,10 @@ def synthetic(
     if targets != "classification":
         y = (draws.random((90, 4)) < 0.5) if targets == "multilabel" else draws.standard_normal(90)
     modality: Any = None if vocabulary is None else "text"
+    owner, some = np.arange(90) % 9, slice(40)
+    val = (x[some], y[some], owner[some]) if held_out else None
     return ClientArrays(
-        x, y, np.arange(90) % 9, test=(x[:40], y[:40]), targets=targets, task=modality, vocabulary=vocabulary
+        x, y, owner, test=(x[some], y[some]), val=val, targets=targets, task=modality, vocabulary=vocabulary
     )
 
 
@@ -119,6 +125,11 @@ def _settings(subject: Subject, choice: Any) -> dict[str, Any]:
     task = [*kinds_of(part), subject.settings.get("task.kind", CLASSIFICATION.name)][0]
     if task != CLASSIFICATION.name:
         settings |= {"task.kind": task, "data.source": f"{__name__}:synthetic", "data.source.targets": task}
+    asked = {*part.marks.get("needs", ()), *part.marks.get("measures", ())}
+    if asked & {"seconds", *TRANSFERS}:
+        settings["devices"] = True
+    if asked & {*HELD_OUT}:
+        settings |= {"data.source": f"{__name__}:synthetic", "data.source.held_out": True}
     settings |= {**subject.settings, part.key: choice}
     if part.kind == "model" and part.name != "mlp" and "model.hidden" not in subject.settings:
         settings.pop("model.hidden")  # the setting of the run's own perceptron

@@ -36,7 +36,7 @@ SMALL = (
 
 def settings_of(path: Path) -> dict[str, str]:
     """Return the settings in the first line of a file."""
-    return dict(re.findall(r'([a-z_.]+) = ("[^"]+"|[\w.]+)', path.read_text().partition("\n")[0]))
+    return dict(re.findall(r'([a-z_.]+) = ("[^"]+"|\w+(?:\.\w+)?)', path.read_text().partition("\n")[0]))
 
 
 def selected(path: Path, folder: Path) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Active federated learning beside a plain loop written from the paper."""
+"""Optimal client sampling and active federated learning, each beside a plain loop written from the paper."""
 
 from __future__ import annotations
 
@@ -11,8 +11,90 @@ import pytest
 from scipy.stats import chisquare
 
 from fedmpi.clients.selection.active import ActiveFederatedLearning
+from fedmpi.clients.selection.ocs import OptimalClientSampling
+from fedmpi.common.registry import resolve
 from fedmpi.testing import selection
-from tests.clients.selection.world import World, play
+from fedmpi.testing.check import Subject
+from tests.clients.selection.world import ROUNDS, World, play
+
+
+def optimal(norms: dict[int, float], m: int) -> dict[int, float]:
+    """Equation 7, for every l from the largest: the l smallest norms share m + l − n, the others are certain."""
+    n, ascending = len(norms), sorted(norms, key=norms.__getitem__)
+    if m >= n:
+        return dict.fromkeys(norms, 1.0)
+    for l in range(n, 0, -1):  # noqa: E741 - the paper's letter
+        total = sum(norms[i] for i in ascending[:l])
+        if 0 < m + l - n <= total / norms[ascending[l - 1]]:
+            small = {i: (m + l - n) * norms[i] / total for i in ascending[:l]}
+            return dict.fromkeys(norms, 1.0) | small
+    raise AssertionError("l = n − m + 1 always holds")
+
+
+def approximate(norms: dict[int, float], m: int, j_max: int) -> dict[int, float]:
+    """Algorithm 2 (AOCS), as messages between clients and master."""
+    n, u = len(norms), sum(norms.values())
+    p = {i: min(m * norm / u, 1.0) for i, norm in norms.items()}
+    for _ in range(j_max):
+        answers = [(1, p[i]) if p[i] < 1 else (0, 0.0) for i in p]
+        count, total = sum(one for one, _ in answers), sum(chance for _, chance in answers)
+        if not count:
+            break
+        factor = (m - n + count) / total
+        p = {i: min(factor * p[i], 1.0) if p[i] < 1 else p[i] for i in p}
+        if factor <= 1:
+            break
+    return p
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"population": "clients"}, {"j_max": 4}, {"candidates": 11}, {"candidates": 3, "j_max": 1}], ids=str
+)
+def test_ocs_selects_the_clients_of_the_plain_loop(options: dict) -> None:
+    world, sent, certain = World(seed=2), 0.0, 0
+    for t, cohort in enumerate(play("ocs", world, options)):
+        generator, candidates = world.generator(t), world.available(t)
+        share = 1.0
+        if options.get("candidates", math.inf) < len(candidates):
+            share = options["candidates"] / len(candidates)
+            candidates = sorted(generator.choice(candidates, options["candidates"], replace=False).tolist())
+        norms = {}
+        for i in candidates:
+            weight = int(world.sizes[i]) if options.get("population", "samples") == "samples" else 1
+            if norm := weight * float(world.answer("update_norm", t)[i]):
+                norms[i] = norm
+        j_max = options.get("j_max", 0)
+        p = (
+            approximate(norms, world.count, j_max)
+            if j_max and world.count < len(norms)
+            else optimal(norms, world.count)
+        )
+        coins = generator.random(len(norms)).tolist()
+        selected = [i for i, coin in zip(sorted(norms), coins, strict=True) if coin < p[i]]
+        assert cohort.clients.tolist() == selected
+        np.testing.assert_allclose(cohort.inclusion, [share * p[i] for i in selected], rtol=1e-12)
+        sent, certain = sent + len(selected), certain + sum(chance == 1 for chance in p.values())
+        if not j_max:
+            assert math.isclose(sum(p.values()), min(world.count, len(norms)))
+    full = sum(min(world.count, options.get("candidates", 99), len(world.available(t))) for t in range(ROUNDS))
+    assert abs(sent - full) < 5 * math.sqrt(full) and certain > 10
+
+
+SLOW = [pytest.param(options, marks=pytest.mark.slow) for options in ({"j_max": 3}, {"candidates": 8})]
+
+
+@pytest.mark.parametrize("options", [{}, *SLOW], ids=str)
+def test_ocs_draws_clients_as_often_as_it_states(options: dict) -> None:
+    """10,000 draws of the conformance test; its false-alarm rate is 1e-4."""
+    settings = {f"clients.sampler.{name}": value for name, value in options.items()}
+    assert "smallest chance" in selection.stated_inclusion(Subject(resolve("client sampler", "ocs"), settings))
+
+
+def test_clients_with_zero_updates_are_never_drawn() -> None:
+    chances = OptimalClientSampling().chances
+    np.testing.assert_allclose(chances(np.array([1.0, 1.0, 2.0]), 2), [0.5, 0.5, 1.0])
+    np.testing.assert_allclose(chances(np.array([1.0, 1.0]), 5), [1.0, 1.0])
+    assert chances(np.empty(0), 3).shape == (0,)
 
 
 def plain_active(world: World, t: int, losses: dict[int, float], alphas: tuple[float, float, float]) -> list[int]:

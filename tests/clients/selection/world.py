@@ -98,6 +98,8 @@ class World:
             return 1 - progress * draws.uniform(0.2, 1, self.clients)
         if name == "seconds":
             return 10 * own * draws.uniform(0.8, 1.2, self.clients)
+        if name.endswith("load_seconds"):  # downloads and uploads are parts of the seconds
+            return self.answer("seconds", t) * draws.uniform(0.05, 0.3, self.clients)
         if name == "loss_rms":
             return self.answer("loss", t) * draws.uniform(1, 1.5, self.clients)
         return 0.1 + (progress + 0.1) * own * draws.uniform(0.5, 1.5, self.clients)
