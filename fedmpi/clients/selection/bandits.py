@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from fedmpi import Cohort, client_sampler
+from fedmpi import Cohort, UserError, client_sampler
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+Metric = Annotated[str, Field(pattern="^(train|test|val)_")]
+
 
 @client_sampler(name="ucb", needs=("history",))
-def ucb(view: Any, *, metric: str = "train_loss", exploration: Annotated[float, Field(ge=0)] = 1.5) -> Cohort:
+def ucb(view: Any, *, metric: Metric = "train_loss", exploration: Annotated[float, Field(ge=0)] = 1.5) -> Cohort:
     """Select the m clients with the highest upper confidence bounds of their mean reward, unrewarded ones first.
 
     The bound of client k in round t, counted from 1, is x̄_k + √(c ln t / T_k). T_k counts the rewards of the client and
@@ -39,7 +41,8 @@ def ucb(view: Any, *, metric: str = "train_loss", exploration: Annotated[float, 
     Parameters
     ----------
     metric : str
-        Number in the records of the rounds. A name that contains "loss" or "error" is better if it is lower.
+        Number in the records of the rounds: train_loss, or a score on test or validation samples such as test_accuracy.
+        A name that contains "loss" or "error" is better if it is lower.
     exploration : float
         c: 1.5 for CUCB, 2 for UCB1, 0 for no exploration.
     """
@@ -50,7 +53,7 @@ def ucb(view: Any, *, metric: str = "train_loss", exploration: Annotated[float, 
 
 
 @client_sampler(name="thompson", needs=("history",))
-def thompson(view: Any, *, metric: str = "train_loss", deviation: Annotated[float, Field(ge=0)] = 1.0) -> Cohort:
+def thompson(view: Any, *, metric: Metric = "train_loss", deviation: Annotated[float, Field(ge=0)] = 1.0) -> Cohort:
     """Select the m clients with the highest mean rewards drawn from their posteriors.
 
     Agrawal and Goyal 2013 ("Further Optimal Regret Bounds for Thompson Sampling", Algorithm 2, Gaussian priors): in
@@ -69,7 +72,8 @@ def thompson(view: Any, *, metric: str = "train_loss", deviation: Annotated[floa
     Parameters
     ----------
     metric : str
-        Number in the records of the rounds. A name that contains "loss" or "error" is better if it is lower.
+        Number in the records of the rounds: train_loss, or a score on test or validation samples such as test_accuracy.
+        A name that contains "loss" or "error" is better if it is lower.
     deviation : float
         σ, standard deviation of the posterior after no reward.
     """
@@ -82,6 +86,10 @@ def _rewards(view: Any, metric: str) -> tuple[NDArray[np.int64], NDArray[np.floa
     """Return the number of rewards of every client (N,) and their sum (N,), scaled to 0 … 1 over all rounds so far."""
     values = np.array([past.metrics.get(metric, np.nan) for past in view.history], float)
     known = np.flatnonzero(~np.isnan(values))
+    group = {name for past in view.history for name in past.metrics if name.startswith(metric.partition("_")[0])}
+    if group and not len(known):
+        names = ", ".join(sorted(group))
+        raise UserError(f'clients.sampler.metric = "{metric}" is not in the records of the rounds. Choose from {names}')
     clients = len(view.sizes)
     if len(known) < 2:
         return np.zeros(clients, np.int64), np.zeros(clients)

@@ -120,3 +120,11 @@ def test_bandits_select_as_a_plain_loop(name: str, metric: str, evaluated: int, 
         assert cohort.clients.tolist() == sorted(there[: world.count])
         past.append(world.arrived(t, cohort.clients).tolist())
     assert len(past) == ROUNDS
+
+
+@pytest.mark.parametrize(
+    "metric, message", [("test_acc", "is not in the records .* Choose from test_acc"), ("lr", "m")]
+)
+def test_bandits_reject_a_metric_that_is_not_recorded(metric: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        list(play("ucb", WORLDS[0], {"metric": metric}))
