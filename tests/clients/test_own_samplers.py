@@ -249,3 +249,29 @@ def test_rounds_without_selected_clients_leave_the_numbers_as_they_were() -> Non
     experiment = Experiment.connect(load_config(None, settings))
     Simulation(experiment, on_round=lambda record: counts.append(record["participants"])).run()
     assert 0 in counts and np.isfinite(experiment.decisions.numbers.values["update_norm"]).any()
+
+
+@client_sampler(measures=("seconds", "download_seconds", "upload_seconds"))
+class Timed:
+    """Keep the times of the candidates."""
+
+    seen: list[np.ndarray]
+
+    def candidates(self, view: Any) -> np.ndarray:
+        return np.array([1, 4])
+
+    def draw(self, view: Any) -> Cohort:
+        Timed.seen = [view.fresh(name)[[0, 1, 4]] for name in ("seconds", "download_seconds", "upload_seconds")]
+        return Cohort(np.array([1]))
+
+
+def test_candidates_report_the_seconds_of_their_transfers() -> None:
+    """15 samples at 1,000 per second; d values of four bytes at 4 and at 1 MB per second."""
+    keys = {"data.source": arrays(), "clients.sampler": Timed, "clients.count": 1, "local.epochs": 1, "rounds": 1}
+    fedmpi.run("fedavg", {**QUIET, **keys, "devices": True})
+    seconds, down, up = Timed.seen
+    np.testing.assert_allclose(down, [np.nan, 4 * D / 4e6, 4 * D / 4e6])
+    np.testing.assert_allclose(up, [np.nan, 4 * D / 1e6, 4 * D / 1e6])
+    np.testing.assert_allclose(seconds - down - up, [np.nan, 0.015, 0.015])
+    with pytest.raises(UserError, match="it draws by seconds, which only simulated time counts. Set devices = true"):
+        fedmpi.run("fedavg", keys)
