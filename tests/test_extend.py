@@ -24,6 +24,7 @@ LONGEST = 30
 
 PARTS: dict[str, tuple[str, dict[str, Any]]] = {
     "sampler:loudest": ("clients.sampler", {"clients.sampler.keep": 0.8}),
+    "growing:growing": ("clients.sampler", {"clients.sampler.least": 4}),
     "two_stage_sampler:Steepest": ("clients.sampler", {"clients.sampler.candidates": 7}),
     "steps_by_size:more_for_large": ("clients.sampler", {"clients.sampler.most": 3}),
     "rare_first:rare_first": ("samples.sampler", {"samples.sampler.share": 0.3}),

@@ -7,13 +7,7 @@ from fedmpi import Cohort, client_sampler
 
 @client_sampler(needs=("loss",))
 def loudest(view, *, keep: float = 0.5) -> Cohort:
-    """Select the clients with the highest last known loss, and the rest at random.
-
-    Parameters
-    ----------
-    keep : float
-        Share of the cohort chosen by loss.
-    """
+    """Select a share of the clients by their last known loss, and the others at random."""
     loss = view.last("loss")[view.available]
     known = view.available[~np.isnan(loss)]
     order = np.argsort(-view.last("loss")[known], kind="stable")

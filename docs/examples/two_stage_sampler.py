@@ -7,13 +7,7 @@ from fedmpi import Cohort, client_sampler
 
 @client_sampler(measures=("gradient_norm",))
 class Steepest:
-    """Select the candidates with the longest gradient of the current model.
-
-    Parameters
-    ----------
-    candidates : int
-        Number of clients measured per round.
-    """
+    """Select the candidates with the longest gradient of the current model."""
 
     def __init__(self, *, candidates: int = 8):
         self.size = candidates

@@ -121,14 +121,17 @@ class CohortDraw:
     def links(self, turnout: Turnout) -> RoundTraffic:
         """Return the traffic for the sampler: numbers that clients send, the model for candidates that are not invited.
 
-        The server knows seconds, and the updates of selected clients, without more traffic.
+        The server knows seconds, and the updates of selected clients, without more traffic. Candidates need no model if
+        only seconds are measured.
         """
-        widths = {**dict.fromkeys(("seconds", *TRANSFERS), 0), **self.numbers.widths}
+        if not (self.sampler.numbers or self.sampler.measures):
+            return RoundTraffic()
         kept = sum(name in MEASURABLE for name in self.sampler.numbers)
-        measured = sum(widths.get(name, 1) for name in self.sampler.measures)
-        uninvited = len(np.setdiff1d(turnout.candidates, turnout.asked, assume_unique=True))
-        sent = kept * len(turnout.cohort.clients) + measured * len(turnout.candidates)
-        return numbers_sent(sent, uninvited * self.values)
+        times = ("seconds", *TRANSFERS)
+        measured = [self.numbers.widths.get(name, 1) for name in self.sampler.measures if name not in times]
+        sent = kept * len(turnout.cohort.clients) + sum(measured) * len(turnout.candidates)
+        uninvited = np.setdiff1d(turnout.candidates, turnout.asked, assume_unique=True) if measured else ()
+        return numbers_sent(sent, len(uninvited) * self.values)
 
     def _all(self, t: int) -> View:
         """Return the availability model's view of round t."""
