@@ -37,10 +37,7 @@ FEW = (
     f"{SAMPLER}=oort-loss rounds=9 clients.sampler.explore=0.5 clients.sampler.explore_decay=1 "
     "clients.sampler.explore_least=0"
 )
-FEDCOR = (
-    f"{SAMPLER}=fedcor rounds=9 clients.sampler.warmup=2 clients.sampler.interval=4 clients.sampler.steps=10 "
-    "clients.sampler.first_steps=10"
-)
+FEDCOR = f"{SAMPLER}=fedcor rounds=9 clients.sampler.warmup=2 clients.sampler.interval=4"
 TIMED = (
     f"{SAMPLER}=oort rounds=9 devices=true clients.sampler.explore=0.5 clients.sampler.explore_decay=1 "
     "clients.sampler.explore_least=0 clients.sampler.window=2"
@@ -192,8 +189,6 @@ EFFECTS: dict[str, dict[str, str]] = {
         "clients.sampler.forget": "0.1 1 clients",
         "clients.sampler.memory": "1 9 clients",
         "clients.sampler.dimension": "1 9 clients",
-        "clients.sampler.steps": "1 200 clients",
-        "clients.sampler.first_steps": "1 200 clients",
     },
     ASKED: {"samples.size.estimate": "exact duchi model", "samples.size.query": "all selected model"},
     PRIVATE: {

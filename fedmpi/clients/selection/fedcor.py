@@ -16,8 +16,8 @@ Count = Annotated[int, Field(ge=1)]
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-NOISE, RATE = 0.01, 0.01
-"""σ_n, and the learning rate of Adam, as in the authors' code."""
+NOISE = 0.01
+"""σ_n, as in the authors' code."""
 
 
 def _none() -> Floats:
@@ -30,20 +30,23 @@ class FedCor:
     """Select the clients whose losses are correlated with the others' most (Tang et al. 2022, CVPR).
 
     - The changes Δl of all N clients' losses in a round are a Gaussian process with covariance Σ = XᵀX + σ_n² I. The
-      homogeneous linear kernel XᵀX has an embedding x_i ∈ R^d of each client, a column of X (§4.2).
+      homogeneous linear kernel XᵀX has an embedding x_i ∈ R^d of each client, a column of X.
     - Warm-up rounds, and every Δt-th round after them, draw uniformly. All clients are measured before and after them.
-      X then maximizes Σ_t γ^(now−t) log N(Δl_t | mean, Σ) over the last M rounds, by Adam from the last X (§4.3).
+      X then maximizes Σ_t γ^(now−t) log N(Δl_t | mean, Σ) over the last M rounds. This maximum is known (Tipping and
+      Bishop 1999): its rows are √(λ_j − σ_n²) u_j, with the d largest eigenvalues λ_j > σ_n² of the weighted covariance
+      of the Δl_t and their eigenvectors u_j.
     - In other rounds, clients are selected one by one: that with the largest β^τ_k Σ_i p_i Σ_ik / √Σ_kk, the expected
       decrease of the global loss with p_i = n_i / n. Σ then becomes the posterior given this client:
-      Σ − Σ_·k Σ_k· / Σ_kk (§4.1). τ_k counts the selections of client k since X was trained (annealing, §4.3).
+      Σ − Σ_·k Σ_k· / Σ_kk. τ_k counts the selections of client k since X was trained (annealing).
 
     Deviations
     ----------
-    The updates of a uniform round count. After the warm-up, the authors' code discards them, and trains a selected
-    cohort in the same round. As in the commands of that code, the prior mean is the mean of a client's changes weighted
-    by γ^(now−t), the first training takes more steps, and σ_n and the learning rate are fixed. Clients unavailable
-    before or after a round are left out of its likelihood. Clients without samples are never selected. The matrix Σ is
-    not formed: the identities of Woodbury and Sylvester give the same likelihood and posterior in O(N d²).
+    X is the maximum itself. The authors' code takes 1,000 steps of Adam towards it, and later 100. These amplify
+    rounding errors, so that other numbers of ranks would select other clients. The updates of a uniform round count.
+    After the warm-up, the authors' code discards them, and trains a selected cohort in the same round. As in the
+    commands of that code, the prior mean is the mean of a client's changes weighted by γ^(now−t). A client unavailable
+    before or after a round counts as changed by this mean. Clients without samples are never selected. The matrix Σ is
+    not formed: its posterior follows from that of the kernel's weights, in O(N d) per selected client.
 
     Parameters
     ----------
@@ -59,8 +62,6 @@ class FedCor:
         M, rounds after which measurements are dropped.
     dimension : int
         d, length of the embeddings.
-    steps, first_steps : int
-        Steps of Adam per training, and of the first training.
     """
 
     warmup: Count = 15
@@ -69,12 +70,10 @@ class FedCor:
     forget: Share = 0.95
     memory: Count = 100
     dimension: Count = 15
-    steps: Count = 100
-    first_steps: Count = 1000
     losses: Floats = field(default_factory=_none, init=False)  # (N,): measured in this round
     changes: Floats = field(default_factory=_none, init=False)  # (r, N): Δl of measured rounds; NaN if unknown
     rounds: Floats = field(default_factory=_none, init=False)  # (r,): their numbers
-    embedding: Floats = field(default_factory=_none, init=False)  # (d, N): X
+    embedding: Floats = field(default_factory=_none, init=False)  # (≤ d, N): X
     times: Floats = field(default_factory=_none, init=False)  # (N,): τ
     state: ClassVar[tuple[str, ...]] = ("losses", "changes", "rounds", "embedding", "times")
 
@@ -94,7 +93,7 @@ class FedCor:
             self.changes = np.vstack([self.changes.reshape(-1, len(fresh))[recent], fresh - self.losses])
             self.rounds = np.append(self.rounds[recent], t - 1.0)
             if t >= self.warmup:
-                self._train(view.generator)
+                self._train()
         self.losses = fresh.copy()
         fit = view.available[view.sizes[view.available] > 0]
         count = min(view.count, len(fit))
@@ -104,34 +103,19 @@ class FedCor:
         self.times[chosen] += 1
         return Cohort(np.sort(chosen))
 
-    def _train(self, generator: np.random.Generator) -> None:
-        """Maximize the weighted log-likelihood over X, whose gradient is M⁻¹A − (A a) aᵀ per round."""
-        shape, known = (self.dimension, self.changes.shape[1]), ~np.isnan(self.changes)
-        steps = self.steps if len(self.embedding) else self.first_steps
-        if not len(self.embedding):
-            self.embedding = generator.standard_normal(shape) / np.sqrt(self.dimension)
-        self.times = np.zeros(shape[1])
-        weights = self.forget ** (self.rounds[-1] - self.rounds)
+    def _train(self) -> None:
+        """Set X to the maximum of the weighted likelihood, and forget how often clients were selected."""
+        known, weights = ~np.isnan(self.changes), self.forget ** (self.rounds[-1] - self.rounds)
         filled = np.where(known, self.changes, 0.0)
-        filled -= np.where(known, weights @ filled / np.maximum(weights @ known, 1e-6), 0.0)
-        masks, group = np.unique(known, axis=0, return_inverse=True)
-        first, second = np.zeros(shape), np.zeros(shape)
-        for step in range(1, steps + 1):
-            gradient = np.zeros(shape)
-            for g, mask in enumerate(masks):
-                rows = group.reshape(-1) == g
-                y, of = filled[rows][:, mask].T, weights[rows]  # (n, r), (r,)
-                A = self.embedding[:, mask]
-                inverse = np.linalg.inv(A @ A.T + NOISE**2 * np.eye(len(A))) @ A  # M⁻¹A = AΣ⁻¹
-                a = (y - A.T @ (inverse @ y)) / NOISE**2  # Σ⁻¹y
-                gradient[:, mask] += of.sum() * inverse - (A @ a * of) @ a.T
-            first, second = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient**2
-            scale = np.sqrt(second / (1 - 0.999**step)) + 1e-8
-            self.embedding = self.embedding - RATE * first / (1 - 0.9**step) / scale
+        filled -= np.where(known, weights @ filled / np.maximum(weights @ known, 1e-300), 0.0)
+        _, roots, vectors = np.linalg.svd(np.sqrt(weights / weights.sum())[:, None] * filled, full_matrices=False)
+        lengths = np.sqrt(np.maximum(roots**2 - NOISE**2, 0.0))[: self.dimension]
+        self.embedding = lengths[:, None] * vectors[: self.dimension]
+        self.times = np.zeros(len(self.losses))
 
     def _greedy(self, share: Floats, fit: Ints, count: int) -> Ints:
         """Select clients one by one; P is the covariance of the kernel's weights given those already selected."""
-        X, P, chosen = self.embedding, np.eye(self.dimension), np.zeros(0, np.int64)
+        X, P, chosen = self.embedding, np.eye(len(self.embedding)), np.zeros(0, np.int64)
         variance, total = (X**2).sum(0) + NOISE**2, X.T @ (X @ share) + NOISE**2 * share
         factor = np.full(len(share), -np.inf)  # of clients that cannot be selected
         factor[fit] = 0.0

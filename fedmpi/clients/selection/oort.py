@@ -42,9 +42,9 @@ class OortByLoss:
 
     - U_i = n_i √(mean of the squared losses of client i's n_i samples), when it was last selected (§4.2).
     - u_i = (min(U_i, cap) − min U) / (max U − min U) + √(stale · ln R / L_i). L_i is the round of its last selection,
-      and cap the 95th percentile of U (§4.4). The second term is the temporal uncertainty (line 10).
+      and cap the 95th percentile of U (§4.4). The second term is the temporal uncertainty.
     - Of K clients, ⌊ε K⌋ are unseen ones, with ε = max(0.2, 0.9 · 0.98^(R−1)). The others are drawn one by one in
-      proportion to u_i among the seen clients with at least c times the utility of the last that fits (lines 13-15).
+      proportion to u_i among the seen clients with at least c times the utility of the last that fits.
     - Clients that were selected often are excluded (§4.4).
 
     Deviations
@@ -126,11 +126,11 @@ class OortByLoss:
 class Oort(OortByLoss):
     """Select clients by utility of their losses and speed, with a pacer (Lai et al. 2021, OSDI, Algorithm 1).
 
-    To the utility u_i of `oort-loss` and its other lines, this adds:
+    To the utility u_i of `oort-loss` and its other rules, this adds:
 
-    - Global system utility (line 12): u_i is multiplied by (T / t_i)^α if client i took t_i > T seconds.
-    - Pacer (lines 7-8): T grows if the participants' Σ U_i over the last W rounds is below that of the W rounds before.
-    - Exploration by speed (line 16): unseen clients are drawn one by one in proportion to 1 / t_i, where t_i are the
+    - Global system utility (§4.3): u_i is multiplied by (T / t_i)^α if client i took t_i > T seconds.
+    - Pacer (§4.3): T grows if the participants' Σ U_i over the last W rounds is below that of the W rounds before.
+    - Exploration by speed: unseen clients are drawn one by one in proportion to 1 / t_i, where t_i are the
       seconds that they would take.
 
     Needs simulated time, `devices`. Without it, choose `oort-loss`.

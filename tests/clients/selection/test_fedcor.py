@@ -7,43 +7,35 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
+from fedmpi.clients.selection.fedcor import FedCor
 from tests.clients.selection.world import ROUNDS, World, play
 
 OPTIONS = {"warmup": 6, "interval": 5, "anneal": 0.8, "forget": 0.9, "memory": 30, "dimension": 4}
-STEPS, FIRST_STEPS, NOISE = 10, 40, 0.01
+NOISE = 0.01
 
 
-def covariance(x: torch.Tensor) -> torch.Tensor:
-    return x.T @ x + NOISE**2 * torch.eye(x.shape[1], dtype=torch.float64)
-
-
-def trained(start: np.ndarray, data: dict[int, dict[int, float]], now: int, steps: int) -> np.ndarray:
-    """Maximum of the discounted likelihood of {round: {client: Δl}}, by Adam with automatic gradients."""
+def covariance(data: dict[int, dict[int, float]], clients: int, now: int) -> np.ndarray:
+    """Σ of the highest discounted likelihood of {round: {client: Δl}} (Tipping and Bishop 1999, equation 7)."""
     gamma = {t: OPTIONS["forget"] ** (now - t) for t in data}
-    mean = {}
-    for i in range(start.shape[1]):
-        rows = [t for t in data if i in data[t]]
-        mean[i] = sum(gamma[t] * data[t][i] for t in rows) / max(sum(gamma[t] for t in rows), 1e-6)
-    x = torch.tensor(start, requires_grad=True)
-    adam = torch.optim.Adam([x], lr=0.01)
-    for _ in range(steps):
-        loss = torch.zeros((), dtype=torch.float64)
-        for t, changes in data.items():
-            ids = sorted(changes)
-            y = torch.tensor([changes[i] - mean[i] for i in ids], dtype=torch.float64)
-            sigma = covariance(x[:, ids])
-            loss = loss + gamma[t] * 0.5 * (y @ torch.linalg.solve(sigma, y) + torch.logdet(sigma))
-        adam.zero_grad()
-        loss.backward()
-        adam.step()
-    return x.detach().numpy().copy()
+    S = np.zeros((clients, clients))
+    for t, changes in data.items():
+        y = np.zeros(clients)
+        for i in changes:
+            rows = [s for s in data if i in data[s]]
+            y[i] = changes[i] - sum(gamma[s] * data[s][i] for s in rows) / sum(gamma[s] for s in rows)
+        S += gamma[t] * np.outer(y, y) / sum(gamma.values())
+    values, vectors = np.linalg.eigh(S)
+    sigma = NOISE**2 * np.eye(clients)
+    for j in np.argsort(-values)[: OPTIONS["dimension"]]:
+        sigma += max(values[j] - NOISE**2, 0.0) * np.outer(vectors[:, j], vectors[:, j])
+    return sigma
 
 
 def fedcor(world: World) -> Iterator[tuple[list[int], bool]]:
     sizes = world.sizes.tolist()
     p = [n / sum(sizes) for n in sizes]
     data: dict[int, dict[int, float]] = {}
-    x, tau, before = np.zeros((0, 0)), [0] * len(sizes), dict[int, float]()
+    start, tau, before = np.zeros((0, 0)), [0] * len(sizes), dict[int, float]()
     for t in range(ROUNDS):
         generator, here = world.generator(t), world.available(t)
         now = {k: float(world.answer("loss", t)[k]) for k in here}
@@ -51,17 +43,14 @@ def fedcor(world: World) -> Iterator[tuple[list[int], bool]]:
             data[t - 1] = {k: now[k] - before[k] for k in here if k in before}
             data = {s: changes for s, changes in data.items() if s + OPTIONS["memory"] >= t - 1}
             if t >= OPTIONS["warmup"]:
-                steps = STEPS if x.size else FIRST_STEPS
-                shape = (OPTIONS["dimension"], len(sizes))
-                x = x if x.size else generator.standard_normal(shape) / np.sqrt(OPTIONS["dimension"])
-                x, tau = trained(x, data, t - 1, steps), [0] * len(sizes)
+                start, tau = covariance(data, len(sizes), t - 1), [0] * len(sizes)
         before = now
         fit = [k for k in here if sizes[k] > 0]
         m = min(world.count, len(fit))
         if t < OPTIONS["warmup"] or t % OPTIONS["interval"] == 0:
             yield sorted(generator.choice(fit, m, replace=False).tolist()), True
             continue
-        sigma, chosen = covariance(torch.tensor(x)).numpy(), list[int]()
+        sigma, chosen = start, list[int]()
         for _ in range(m):
             gain = {
                 k: OPTIONS["anneal"] ** tau[k] * sum(p[i] * sigma[i, k] for i in range(len(p))) / np.sqrt(sigma[k, k])
@@ -79,9 +68,32 @@ def fedcor(world: World) -> Iterator[tuple[list[int], bool]]:
 def test_fedcor_selects_the_clients_of_a_plain_loop() -> None:
     world = World(seed=1, clients=20)
     plain, drawn, greedy = fedcor(world), 0, set[tuple[int, ...]]()
-    for cohort in play("fedcor", world, OPTIONS | {"steps": STEPS, "first_steps": FIRST_STEPS}):
+    for cohort in play("fedcor", world, OPTIONS):
         clients, uniform = next(plain)
         assert cohort.clients.tolist() == clients and cohort.inclusion is None
         drawn += uniform
         greedy.add(tuple(clients))
     assert drawn == 6 + 18 and len(greedy) > 40
+
+
+def test_no_other_embedding_has_a_higher_likelihood() -> None:
+    """The gradient of the likelihood at X vanishes, and random steps lower it."""
+    random = np.random.default_rng(0)
+    sampler = FedCor(dimension=3, forget=0.9)
+    sampler.losses, sampler.rounds = np.zeros(9), np.arange(8.0)
+    sampler.changes = random.standard_normal((8, 9)) * random.uniform(0.05, 0.5, 9)
+    sampler._train()
+    weights = torch.tensor(0.9 ** (7 - np.arange(8)))
+    y = torch.tensor(sampler.changes) - weights @ torch.tensor(sampler.changes) / weights.sum()
+
+    def likelihood(x: torch.Tensor) -> torch.Tensor:
+        sigma = x.T @ x + NOISE**2 * torch.eye(9, dtype=torch.float64)
+        return -0.5 * (weights * ((y @ torch.linalg.inv(sigma) * y).sum(1) + torch.logdet(sigma))).sum()
+
+    best = torch.tensor(sampler.embedding, requires_grad=True)
+    highest = likelihood(best)
+    highest.backward()
+    assert best.grad is not None and best.grad.abs().max() < 1e-6 * highest.abs().item() / NOISE
+    for scale in (1e-3, 1e-2, 0.1):
+        for _ in range(50):
+            assert likelihood(best.detach() + scale * torch.tensor(random.standard_normal((3, 9)))) < highest
