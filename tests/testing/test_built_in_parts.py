@@ -43,7 +43,10 @@ NEEDED: dict[str, dict[str, Any]] = {
 WRITTEN = {part.name: part for part in fedmpi.components("data set") if part.name != "digits"}
 """Data sets whose readers need files; tests/data_prep reads such."""
 PARTS = [(part, NEEDED.get(f"{part.kind} {part.name}", {})) for part in fedmpi.components() if part.name not in WRITTEN]
-LONG = {"stratified": "inclusion", "importance": "inclusion", "clustered-md": "inclusion"}
+LONG = {
+    **dict.fromkeys(("stratified", "importance", "clustered-md", "clustered-similarity"), "inclusion"),
+    "divfl": "cost",
+}
 """Checks that take seconds."""
 
 

@@ -1,6 +1,7 @@
 """DivFL: clients.sampler = "divfl:Diverse"."""
 
 import numpy as np
+from scipy.spatial.distance import cdist
 
 from fedmpi import Cohort, client_sampler
 
@@ -30,7 +31,7 @@ class Diverse:
         fresh = view.fresh("update_sketch")
         self.updates = np.where(np.isnan(fresh), self.updates, fresh)
         known = self.updates[self.holding]
-        distances = np.linalg.norm(known[:, None] - known, axis=2)
+        distances = cdist(known, known)
         nearest, chosen = np.full(len(known), np.inf), []
         for _ in range(min(view.count, len(known))):
             cost = np.minimum(distances, nearest).sum(1)

@@ -21,9 +21,10 @@ def balanced_first(view, *, horizon: int = 100, gamma: float = 4.0, temperature:
     temperature : float
         Temperature of the softmax of the bias's update.
     """
-    unseen = view.available[view.age("head_update")[view.available] < 0]
+    clients = view.available[view.sizes[view.available] > 0]
+    unseen = clients[view.age("head_update")[clients] < 0]
     first = view.generator.choice(unseen, min(view.count, len(unseen)), replace=False)
-    seen = np.setdiff1d(view.available, unseen)
+    seen = np.setdiff1d(clients, unseen)
     bias = view.last("head_update")[seen, -view.class_counts.shape[1] :]  # the layer's weight comes before
     balance = entropy(softmax(bias / temperature, axis=1), axis=1)
     group = np.zeros(len(seen), int)

@@ -98,14 +98,15 @@ class DivFL:
         gap = np.sqrt(np.maximum(square[:, None] + square - 2 * g @ g.T, 0)).astype(np.float32)
         np.fill_diagonal(gap, 0)
         size = math.ceil(len(g) / count * math.log(1 / self.error)) if self.error else len(g)
-        nearest, rest, chosen = np.full(len(g), np.inf, np.float32), np.arange(len(g)), []
-        for _ in range(count):
-            tried = generator.choice(len(rest), size, replace=False) if size < len(rest) else np.arange(len(rest))
+        nearest, rest = np.full(len(g), np.inf, np.float32), np.arange(len(g))
+        for end in range(len(g), len(g) - count, -1):  # rest[:end] are left, and rest[end:] are chosen
+            tried = generator.choice(end, size, replace=False) if size < end else np.arange(end)
             cost = np.minimum(gap[rest[tried]], nearest).sum(1)
-            best = tried[cost <= cost.min() * 1.00001].min()  # a pair of clients can have equal costs, up to rounding
-            nearest = np.minimum(gap[rest[best]], nearest)
-            chosen.append(rest[best])
-            rest = np.delete(rest, best)
+            tied = tried[cost <= cost.min() * 1.00001]  # a pair of clients can have equal costs, up to rounding
+            best = tied[rest[tied].argmin()]
+            np.minimum(gap[rest[best]], nearest, out=nearest)
+            rest[[best, end - 1]] = rest[[end - 1, best]]
+        chosen = rest[len(g) - count :]
         owner = gap[chosen].argmin(0)
         owner[chosen] = np.arange(count)  # also if another one has the same update
         return clients[chosen], np.bincount(owner, minlength=count)

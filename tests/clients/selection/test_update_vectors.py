@@ -31,14 +31,16 @@ def test_divfl(options: dict[str, Any]) -> None:
         apart = {(k, i): distance(updates[k], updates[i]) for k in there for i in there}
         error, m = options.get("error", 0.1), min(world.count, len(there))
         tested = len(there) if error == 0 else math.ceil(len(there) / m * math.log(1 / error))
-        chosen, nearest = list[int](), dict.fromkeys(there, math.inf)
+        chosen, left, nearest = list[int](), list(there), dict.fromkeys(there, math.inf)
         while len(chosen) < m:
-            rest = [k for k in there if k not in chosen]
-            if tested < len(rest):
-                rest = [rest[i] for i in generator.choice(len(rest), tested, replace=False)]
+            rest = left
+            if tested < len(left):
+                rest = [left[i] for i in generator.choice(len(left), tested, replace=False)]
             costs = {i: sum(min(nearest[k], apart[k, i]) for k in there) for i in rest}
             chosen.append(min(i for i in rest if costs[i] <= 1.00001 * min(costs.values())))
             nearest = {k: min(nearest[k], apart[k, chosen[-1]]) for k in there}
+            left[left.index(chosen[-1])] = left[-1]  # the last one takes its place
+            left.pop()
         assert sorted(chosen) == cohort.clients.tolist()
         if options.get("assigned"):
             owners = [min(sorted(chosen), key=lambda i: apart[k, i]) for k in there]
