@@ -263,7 +263,7 @@ class PastRounds:
         clients = torch.from_numpy(np.concatenate([np.empty(0, np.int64), *lists]))
         return {
             f"{PAST}clients": clients,
-            f"{PAST}facts": torch.tensor([*json.dumps(facts).encode()], dtype=torch.uint8),
+            f"{PAST}facts": torch.frombuffer(bytearray(json.dumps(facts).encode()), dtype=torch.uint8),
         }
 
     def load(self, state: Mapping[str, Tensor]) -> None:
