@@ -164,7 +164,7 @@ class Listener:
             try:
                 wanted = bool(self.on_round(dict(json_value(record))))
             except Exception as error:
-                part = Component("function on_round =", self.on_round)
+                part = Component("function on_round =", self.on_round, key="on_round")
                 failure, cause = vars(failure_of(part, error, raised(error), record["round"])), error
         answer = json.dumps([wanted, failure]).encode() if self.cluster.is_server else b""
         (received,) = self.cluster.broadcast([np.frombuffer(answer, np.uint8)] if self.cluster.is_server else None)
