@@ -67,11 +67,12 @@ def _synthetic(name: str, codes: Ints) -> AnyArray:
 def _draw(sampler: Any, view: View, measures: tuple[str, ...]) -> Cohort:
     """Return one round's cohort; the candidates of a sampler that measures get synthetic numbers."""
     if measures:
+        view = replace(view, measured={})  # the same view for both calls: its generator continues
         candidates = np.asarray(sampler.candidates(view))
         measured = ClientNumbers(measures, len(view.sizes))
         for name in measures:
             measured.enter(name, view.round, candidates, _synthetic(name, candidates * 3 % 7))
-        view = replace(view, measured=measured.values)
+        view.measured.update(measured.values)
     cohort: Cohort = (sampler.draw if hasattr(sampler, "draw") else sampler)(view)
     return cohort
 

@@ -80,10 +80,8 @@ def test_ocs_selects_the_clients_of_the_plain_loop(options: dict) -> None:
     assert abs(sent - full) < 5 * math.sqrt(full) and certain > 10
 
 
-SLOW = [pytest.param(options, marks=pytest.mark.slow) for options in ({"j_max": 3}, {"candidates": 8})]
-
-
-@pytest.mark.parametrize("options", [{}, *SLOW], ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"j_max": 3}, {"candidates": 8}, {"candidates": 6, "j_max": 4}], ids=str)
 def test_ocs_draws_clients_as_often_as_it_states(options: dict) -> None:
     """10,000 draws of the conformance test; its false-alarm rate is 1e-4."""
     settings = {f"clients.sampler.{name}": value for name, value in options.items()}
