@@ -22,6 +22,12 @@ STATES = {
     "losses of past rounds": (
         f"{S} clients.sampler=oort-loss clients.count=4 clients.sampler.explore=0.5 clients.sampler.explore_least=0"
     ),
+    "speeds, and how often clients were selected": (
+        f"{S} clients.sampler=oort devices=true clients.count=4 clients.sampler.window=1 "
+        "clients.sampler.exclude_after=2"
+    ),
+    "changes of losses": f"{S} clients.sampler=fedcor clients.count=4 clients.sampler.warmup=3",
+    "feedback of independent draws": f"{S} clients.sampler=k-vib clients.count=6 clients.sampler.bound=1e-9",
     "corrections of clients and server": f"{SOME} local.algorithm=scaffold",
     "what compression lost": (f"{ALL} compression=top-k compression.fraction=0.1 compression.error_feedback=true"),
     "state of the weights": f"{SOME} server.weights=docs.examples.easing:Easing",

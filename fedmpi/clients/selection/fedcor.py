@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -18,10 +19,6 @@ Floats = NDArray[np.float64]
 
 NOISE = 0.01
 """σ_n, as in the authors' code."""
-
-
-def _none() -> Floats:
-    return np.zeros(0)
 
 
 @client_sampler(name="fedcor", measures=("loss",))
@@ -70,11 +67,11 @@ class FedCor:
     forget: Share = 0.95
     memory: Count = 100
     dimension: Count = 15
-    losses: Floats = field(default_factory=_none, init=False)  # (N,): measured in this round
-    changes: Floats = field(default_factory=_none, init=False)  # (r, N): Δl of measured rounds; NaN if unknown
-    rounds: Floats = field(default_factory=_none, init=False)  # (r,): their numbers
-    embedding: Floats = field(default_factory=_none, init=False)  # (≤ d, N): X
-    times: Floats = field(default_factory=_none, init=False)  # (N,): τ
+    losses: Floats = field(default_factory=partial(np.zeros, 0), init=False)  # (N,): measured in this round
+    changes: Floats = field(default_factory=partial(np.zeros, 0), init=False)  # (r, N): Δl; NaN if unknown
+    rounds: Floats = field(default_factory=partial(np.zeros, 0), init=False)  # (r,): their numbers
+    embedding: Floats = field(default_factory=partial(np.zeros, 0), init=False)  # (≤ d, N): X
+    times: Floats = field(default_factory=partial(np.zeros, 0), init=False)  # (N,): τ
     state: ClassVar[tuple[str, ...]] = ("losses", "changes", "rounds", "embedding", "times")
 
     def _uniform(self, round: int) -> bool:

@@ -18,9 +18,6 @@ Count = Annotated[int, Field(ge=1)]
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-LEAST = 1e-4
-"""Smallest range of utilities, as in the authors' code; for clients with equal ones."""
-
 
 def at_share(values: Floats, share: float) -> float:
     """Return the value (k,) above a share of the others, rounded upwards as in the authors' code."""
@@ -112,8 +109,8 @@ class OortByLoss:
     def utility(self, view: Any, clients: Ints) -> Floats:
         """Return u_i of clients (k,) that have been seen, float64 (k,)."""
         value, now = view.sizes[clients] * view.last("loss_rms")[clients], view.round + 1
-        least = 0.999 * value.min()
-        scaled = (np.minimum(value, at_share(value, self.clip)) - least) / max(value.max() - least, LEAST)
+        least = 0.999 * value.min()  # this factor and the least range are those of the authors' code
+        scaled = (np.minimum(value, at_share(value, self.clip)) - least) / max(value.max() - least, 1e-4)
         return np.asarray(scaled + np.sqrt(self.stale * math.log(now) / (now - view.age("loss_rms")[clients])))
 
     def speed(self, view: Any, clients: Ints) -> Floats:
