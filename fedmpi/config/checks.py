@@ -183,7 +183,7 @@ def _private(c: ConfigTables) -> Rows:
     data, size, present = c.samples.sampler, c.samples.size, c.clients.availability
     sizes = 'set samples.sampler = "all" or "ratio", or "bernoulli" with a private samples.size.estimate'
     bernoulli, by_size = data.name == "bernoulli", "the samples of others by its size"
-    pooled = data.foreign and bool(data.marks.get("pooled"))
+    pooled, shared = data.foreign and bool(data.marks.get("pooled")), not data.marks.get("pooled")
     for key, broken, changes, advice in (
         ("clients.sampler", c.clients.sampler.name not in INDEPENDENT, "which others are selected", 'set "uniform"'),
         ("clients.availability", present.foreign, "which others are available", "choose a built-in model"),
@@ -191,7 +191,7 @@ def _private(c: ConfigTables) -> Rows:
         ("samples.size.estimate", bernoulli and size.estimate == "exact", by_size, sizes),
         ("samples.size.clip", bernoulli and not size.clip, "the share of samples of others", "leave it true"),
         ("samples.sampler", pooled, "the samples of others", sizes),
-        ("samples.budget", data.foreign and c.samples.budget is not None, "the samples of others", "leave it out"),
+        ("samples.budget", shared and c.samples.budget is not None, "the samples of others", "leave it out"),
         ("rebalance", c.rebalance is not None, "the copies of others' samples", "switch it off"),
     ):
         reason = f"one client may change {changes}, and no ε holds: {advice}"

@@ -156,8 +156,11 @@ class SamplesTable(Table):
 
     sampler: Annotated[Component, chooses("data sampler", "all")] = Component("data sampler", "all")
     """all; bernoulli: each sample with K/Ñ (FedSampling); ratio: a fixed share of every client; exact: exactly K of the
-    pooled samples; or a custom data sampler, "package.module:object"."""
-    budget: Annotated[Count | None, only_with("samples.sampler", "bernoulli", "exact", OWN)] = None
+    pooled samples; fedbalancer: by a threshold of the loss; sample-importance: by the norm of the gradient; or a custom
+    data sampler, "package.module:object"."""
+    budget: Annotated[
+        Count | None, only_with("samples.sampler", "bernoulli", "exact", "fedbalancer", "sample-importance", OWN)
+    ] = None
     """K, the number of samples per round."""
     size: Annotated[SizeTable, BERNOULLI] = SizeTable()
     """Estimation of Ñ: { estimate, epsilon, max_size, clip, query, reuse_reports }."""

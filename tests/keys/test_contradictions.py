@@ -163,8 +163,8 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
         [f"{NOISED} {PARTLY}=bernoulli {PRIVATE}", f"{CLIPPED} {PARTLY}=bernoulli"],
     ),
     "samples.budget, privacy.noise_multiplier": (
-        [f"{NOISED} {PARTLY}={OWN}:own_rows"],
-        [f"{CLIPPED} {PARTLY}={OWN}:own_rows"],
+        [f"{NOISED} {PARTLY}={OWN}:own_rows", f"{NOISED} {PARTLY}=sample-importance"],
+        [f"{CLIPPED} {PARTLY}={OWN}:own_rows", f"{CLIPPED} {PARTLY}=sample-importance"],
     ),
     "samples.size.clip, privacy.noise_multiplier": (
         [f"{NOISED} {PARTLY}=bernoulli {PRIVATE} samples.size.clip=false"],

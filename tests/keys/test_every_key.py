@@ -105,6 +105,17 @@ EFFECTS: dict[str, dict[str, str]] = {
     f"{SOME} samples.budget=100": {"samples.sampler": "bernoulli exact model"},
     f"{SOME} samples.sampler=exact": {"samples.budget": "50 100 model"},
     f"{SOME} samples.sampler=ratio": {"samples.sampler.ratio": "0.25 0.5 model"},
+    f"{SOME} samples.sampler=fedbalancer samples.sampler.window=1 rounds=3": {"samples.sampler.step": "0 1 model"},
+    f"{SOME} samples.sampler=fedbalancer samples.sampler.step=1 rounds=3": {"samples.sampler.window": "1 2 model"},
+    f"{SOME} samples.sampler=fedbalancer samples.sampler.step=1 samples.sampler.window=1 rounds=3": {
+        "samples.sampler.under": "0 0.5 model",
+        "samples.sampler.noise": "0 1 model",
+    },
+    f"{SOME} samples.sampler=sample-importance": {
+        "samples.sampler.share": "0.2 0.4 model",
+        "samples.sampler.threshold": "0 9 model",
+        "samples.budget": "50 100 model",
+    },
     "clients.sampler=all rounds=1 data.source=digits:clients=9,partition=iid local.batch_size=all": {
         "model": "mlp tests.reference.networks:batch_norm_mlp model"
     },
@@ -152,6 +163,19 @@ EFFECTS: dict[str, dict[str, str]] = {
         "clients.sampler.design": "systematic sequential clients"
     },
     f"{SAMPLER}=power-of-choice": {"clients.sampler.candidates": "4 12 clients"},
+    f"{SAMPLER}=fedgs": {"clients.sampler.alpha": "0 10 clients"},
+    f"{SAMPLER}=fedgs clients.sampler.alpha=10": {
+        "clients.sampler.epsilon": "0.1 0.9 clients",
+        "clients.sampler.sigma2": "0.01 1 clients",
+    },
+    f"{SAMPLER}=ucb rounds=9": {
+        "clients.sampler.exploration": "0 100 clients",
+        "clients.sampler.metric": "train_loss test_accuracy clients",
+    },
+    f"{SAMPLER}=thompson rounds=5": {
+        "clients.sampler.deviation": "0 1 clients",
+        "clients.sampler.metric": "train_loss test_accuracy clients",
+    },
     OORT: {"clients.sampler.explore_least": "0 1 clients"},
     f"{OORT} clients.sampler.explore_least=0": {
         "clients.sampler.explore": "0 1 clients",
