@@ -41,12 +41,14 @@ PARTS: dict[str, tuple[str, dict[str, Any]]] = {
     "median_clip:MedianClip": ("server.aggregator", {}),
     "server_optimizer:Averaged": ("server.optimizer", {"server.optimizer.beta": 0.3}),
     "availability:in_turns": ("clients.availability", {"clients.availability.others": 0.6}),
+    "directions:directions": ("clients.sampler.features", {"clients.sampler.features.last": 20}),
     "speeds:by_size": ("devices.speed", {"devices.speed.sigma": 3.0}),
     "scheduling:spread": ("topology.scheduling", {"topology.scheduling.alternate": False}),
     "model:narrow": ("model.name", {"model.width": 9}),
 }
 BESIDE: dict[str, dict[str, Any]] = {
     "scheduling:spread": {"topology": "mediators", "topology.clients_per_mediator": 2},
+    "directions:directions": {"clients.sampler": "stratified", "clients.sampler.strata": 3},
     "speeds:by_size": {"devices": True, "clients.over_selection": 1.5},
 }
 """Settings that a component needs."""

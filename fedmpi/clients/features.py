@@ -12,15 +12,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from pydantic import Field
 
+from fedmpi.common.calling import calling, refuse_result, result_array, takes
+from fedmpi.common.decorators import features
 from fedmpi.common.errors import UserError
+from fedmpi.common.registry import Component
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
-from fedmpi.config.tables import CompressedGradient, Norms
+
+if TYPE_CHECKING:
+    from fedmpi.config.tables import Norms
 
 CELLS = 128  # up to this many values the dynamic program uses every value: the result is the global optimum
 MAX_ITERATIONS = 300
@@ -179,19 +185,83 @@ def _nearest(values: NDArray[np.float32], centres: NDArray[np.float32]) -> NDArr
     return index
 
 
+@features(name="label-histogram", needs="labels")
+def label_histogram(class_counts: Ints) -> NDArray[np.float32]:
+    """Shares of the classes among a client's samples; all zeros for a client without samples."""
+    total = np.maximum(class_counts.sum(axis=1, keepdims=True), 1)
+    return np.asarray(class_counts / total, np.float32)
+
+
+@features(name="one-step-change")
+def one_step_change(gradients: NDArray[np.float32], *, lr: float) -> NDArray[np.float32]:
+    """Change of the model after one local step (FedSSO, Algorithm 1, lines 1-2)."""
+    return gradients * np.float32(-lr)
+
+
+@features(name="full-gradient")
+def full_gradient(gradients: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Local gradient."""
+    return gradients
+
+
+@features(name="compressed-gradient")
+def compressed_gradient(
+    gradients: NDArray[np.float32], *, codebook_size: Annotated[int, Field(ge=2, le=255)] = 9, decompress: bool = True
+) -> tuple[NDArray[np.float32], Floats]:
+    """Compressed gradient of FedSTS and FedSTaS: the nearest of d' centers replaces every value (IS()).
+
+    Parameters
+    ----------
+    codebook_size : int
+        d', the number of values that a compressed gradient keeps (FedSTaS, IS()).
+    decompress : bool
+        Cluster the decompressed gradients (the paper) or, if false, the d' sorted centers (the authors' code).
+    """
+    squeezed = compress(gradients, codebook_size)
+    return restore(squeezed) if decompress else squeezed.centres, norms(squeezed)
+
+
 @dataclass(frozen=True)
 class Features:
     """Feature vectors of clients."""
 
     clients: Ints  # (k,): Sorted indices of the clients
     matrix: NDArray[np.float32]  # (k, width): One feature vector per client
-    # (k,), or None: Euclidean norm of each client's vector, ‖IS(G_k)‖ or ‖G_k‖, before any projection; None for label
-    # histograms, which use no gradient
+    # (k,), or None: Euclidean norm of each client's gradient, or of ‖IS(G_k)‖; None for features of labels
     norms: Floats | None
 
 
-class GradientTransform:
-    """Transformation of all clients' gradients into features, identical on every rank.
+class FeatureVectors:
+    """Feature vectors of blocks of clients.
+
+    A component gets the gradients (k, d) or class counts (k, C) of k clients. It returns vectors (k, f), or a pair of
+    these and the norms (k,) that importance draws use instead of those of the gradients.
+    """
+
+    def __init__(self, part: Component, made: Any, lr: float):
+        self.part, self._made = part, made
+        self.of_labels = "labels" in part.marks.get("needs", ())
+        given = "class_counts" if self.of_labels else "gradients"
+        self._named = dict.fromkeys(takes(part, made, given, offered=("lr",)), lr)
+
+    def __call__(self, block: NDArray[Any]) -> tuple[NDArray[np.float32], Floats | None]:
+        """Return vectors (k, f) and norms (k,) of a block; no norms for labels."""
+        if not np.isfinite(block).all():
+            raise UserError(NOT_FINITE)
+        with calling(self.part):
+            found = self._made(block, **self._named)
+            vectors, length = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+            vectors = np.ascontiguousarray(vectors, np.float32)
+        if vectors.ndim != 2 or len(vectors) != len(block) or not vectors.size or not np.isfinite(vectors).all():
+            problem = f"returned features of shape {vectors.shape}. Return finite numbers, shape ({len(block)}, f)"
+            raise refuse_result(self.part, problem)
+        if length is None and not self.of_labels:
+            length = np.sqrt(np.einsum("kd,kd->k", block, block, dtype=np.float64))
+        return vectors, length if length is None else result_array(self.part, length, (len(block),), "norms")
+
+
+class FeatureTransform:
+    """Transformation of all clients' gradients or class counts into features, identical on every rank.
 
     A projection is used if clients × width exceeds `projection_above` and the vectors would become shorter. It is a
     very sparse one (Li, Hastie and Church 2006) of the length that keeps all squared distances between `clients` points
@@ -200,14 +270,12 @@ class GradientTransform:
     """
 
     def __init__(self, table: Norms, clients: int, size: int, lr: float, streams: Streams):
-        chosen = table.features
-        self.compression = chosen if isinstance(chosen, CompressedGradient) else None
-        self.scale = -lr if chosen.name == "one-step-change" else 1.0
-        centres_only = self.compression is not None and not self.compression.decompress
-        self.width = self.compression.codebook_size if self.compression is not None and centres_only else size
+        self.vectors = FeatureVectors(table.features, table.features.make(), lr)
+        columns = np.ones((1, size), np.int64 if self.vectors.of_labels else np.float32)
+        self.width = len(self.vectors(columns)[0][0])
         self.projection: Any = None  # SparseRandomProjection
-        self.description = f"{chosen.name} features of {clients} clients × {self.width} values"
-        if clients * self.width > table.projection_above:
+        self.description = f"{table.features.name} features of {clients} clients × {self.width} values"
+        if clients * self.width > table.projection_above and not self.vectors.of_labels:
             from sklearn import random_projection  # slow to import
 
             shorter = int(random_projection.johnson_lindenstrauss_min_dim(max(clients, 2), eps=DISTORTION))
@@ -219,37 +287,18 @@ class GradientTransform:
                 self.width = shorter
 
     def features(self, blocks: Iterable[tuple[Ints, ArrayLike]]) -> Features:
-        """Compute features of the clients from gradients that arrive block by block.
+        """Compute features of the clients from gradients or class counts that arrive block by block.
 
-        Only one block of gradients and the features themselves are in memory at any time.
+        Only one block and the features themselves are in memory at any time.
         """
         clients, rows, lengths = [np.empty(0, np.int64)], [np.empty((0, self.width), np.float32)], [np.empty(0)]
-        for members, gradients in blocks:
+        for members, given in blocks:
             clients.append(members)
-            vectors, length = self._vectors(np.asarray(gradients, np.float32))
-            rows.append(vectors)
-            lengths.append(length)
+            vectors, length = self.vectors(np.asarray(given))
+            projected = vectors if self.projection is None else self.projection.transform(vectors)
+            rows.append(np.ascontiguousarray(projected, np.float32))
+            lengths.append(np.empty(0) if length is None else length)
         measured = np.concatenate(clients)
         order = np.argsort(measured)
-        return Features(measured[order], np.concatenate(rows)[order], np.concatenate(lengths)[order])
-
-    def _vectors(self, gradients: NDArray[np.float32]) -> tuple[NDArray[np.float32], Floats]:
-        """Return feature vectors (k, width) and norms (k,) of one block of gradients."""
-        if self.compression is not None:
-            squeezed = compress(gradients, self.compression.codebook_size)
-            length = norms(squeezed)
-            vectors = restore(squeezed) if self.compression.decompress else squeezed.centres
-        else:
-            vectors = gradients * np.float32(self.scale)
-            if not np.isfinite(vectors).all():
-                raise UserError(NOT_FINITE)
-            length = np.sqrt(np.einsum("kd,kd->k", gradients, gradients, dtype=np.float64))
-        if self.projection is not None:
-            vectors = self.projection.transform(vectors)
-        return np.ascontiguousarray(vectors, np.float32), length
-
-
-def label_histogram(clients: Ints, class_counts: Ints) -> Features:
-    """Return the share of each class in each client's data, (k, C); all zeros for a client without samples."""
-    total = np.maximum(class_counts.sum(axis=1, keepdims=True), 1)
-    return Features(clients, (class_counts / total).astype(np.float32), None)
+        norms = None if self.vectors.of_labels else np.concatenate(lengths)[order]
+        return Features(measured[order], np.concatenate(rows)[order], norms)

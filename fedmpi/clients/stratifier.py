@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from fedmpi.clients.features import Features, GradientTransform, label_histogram
+from fedmpi.clients.features import Features, FeatureTransform
 from fedmpi.clients.strata import Strata, make_strata, stratum_spreads
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
-from fedmpi.config.tables import LabelHistogram, OpticsClustering, stratification
+from fedmpi.config.tables import OpticsClustering, of_labels, stratification
 from fedmpi.mpi import Cluster
 
 Matrix = NDArray[np.floating]
@@ -137,9 +137,11 @@ class Stratifier:
         self.table, sampler = stratification(self.config), self.config.clients.sampler
         self._needs = sampler.marks.get("needs", ())
         self._spreads = sampler.options.get("allocation", "neyman") == "neyman"
-        if self.wanted and not isinstance(self.table.features, LabelHistogram):
+        self._everybody = self.table.refresh_clients == "all" or of_labels(self.config)
+        if self.wanted:
+            columns = self.class_counts(np.arange(0)).shape[1] if of_labels(self.config) else self.values
             lr = self.config.local.lr
-            self.transform = GradientTransform(self.table, self.clients, self.values, lr, self.streams)
+            self.transform = FeatureTransform(self.table, self.clients, columns, lr, self.streams)
             log.info("strata: %s", self.transform.description)
 
     @property
@@ -162,14 +164,14 @@ class Stratifier:
     def _due(self) -> Ints:
         """Return this rank's clients to measure: all, or those selected in the previous round."""
         first, last = self.owned
-        if self._first or self.table.refresh_clients == "all":
+        if self._first or self._everybody:
             return np.arange(first, last, dtype=np.int64)
         latest = self.cluster.broadcast([self.latest] if self.cluster.is_server else None)[0]
         return latest[(latest >= first) & (latest < last)]
 
     def _features(self, t: int, model: Tensor, due: Ints) -> Features:
-        if isinstance(self.table.features, LabelHistogram):
-            return label_histogram(due, self.class_counts(due))
+        if of_labels(self.config):
+            return self.transform.features([(due, self.class_counts(due))] if len(due) else [])
         return self.transform.features(self.probe(t, model, due))
 
     def _gathered(self, mine: Features) -> Features | None:
@@ -183,7 +185,7 @@ class Stratifier:
 
     def _complete(self, new: Features) -> Features:
         """Complete the features with earlier ones of the clients not measured now, whose gradients are stale."""
-        if self.table.refresh_clients == "all":
+        if self._everybody:
             return new
         if self._kept is not None:
             assert self._kept.norms is not None and new.norms is not None

@@ -179,6 +179,22 @@ def compressor(*, bits: float | Callable[..., int] = 32) -> dict[str, Any]:
     return {"bits": bits, "needs": ("residuals",)}
 
 
+@_registers("feature")
+def features(*, needs: str = "gradient") -> dict[str, Any]:
+    """Make a function `(gradients (k, d) or class counts (k, C), *, options) -> (k, f)` a choice for the features.
+
+    It is called for blocks of k clients, and the vector of a client depends on its own row only. Its key is
+    `clients.sampler.features`. A keyword-only parameter `lr` gets the local learning rate of round 0.
+
+    Parameters
+    ----------
+    needs : str
+        gradient: gradients (k, d) float32 of the current model (option `probe`: the data that they use); labels: class
+        counts (k, C) int64.
+    """
+    return {"needs": _known("needs", needs, ("gradient", "labels"), "features")}
+
+
 @_registers("availability")
 def availability() -> dict[str, Any]:
     """Make a function `(view, *, options) -> probabilities (N,)` a choice for `clients.availability`."""

@@ -90,6 +90,7 @@ KINDS = {
         Kind(SOURCE, "data.source", ("fedmpi.data.opening",)),
         Kind("loss", "task.loss", ("fedmpi.tasks.losses",)),
         Kind("metric", "task.metrics", ("fedmpi.tasks.metrics",)),
+        Kind("feature", "clients.sampler.features", ("fedmpi.clients.features",), given=("lr",)),
         Kind("availability", "clients.availability", ("fedmpi.clients.availability",)),
         Kind("device rate", "devices.speed", ("fedmpi.clients.devices",), False, ("default",), FURTHER_RATES),
         Kind("scheduling", "topology.scheduling", ("fedmpi.mediators.scheduling",)),

@@ -105,4 +105,4 @@ def storable(value: Any) -> bool:
     """Check whether a file can hold an option's value without change."""
     if isinstance(value, tuple | list):
         return all(map(storable, value))
-    return isinstance(value, str | int | float | bool | BaseModel)
+    return isinstance(value, str | int | float | bool | BaseModel | Component)

@@ -13,7 +13,7 @@ from fedmpi.common.decorators import TRANSFERS, UPDATES
 from fedmpi.common.options import in_toml
 from fedmpi.common.task_kinds import KINDS, kinds_of
 from fedmpi.config.keys import components_of, entries
-from fedmpi.config.tables import local_algorithm, stratification
+from fedmpi.config.tables import local_algorithm, of_labels, stratification
 
 if TYPE_CHECKING:
     from fedmpi.config.tables import ConfigTables
@@ -85,7 +85,7 @@ def _measured(c: ConfigTables) -> Rows:
     sampler, data, needs, measures = c.clients.sampler, c.samples.sampler, _needs(c), _needs(c, "measures")
     by_norm = "norms" in needs or sampler.options.get("within_stratum") == "importance"
     yield (
-        by_norm and stratification(c).features.name == "label-histogram",
+        by_norm and of_labels(c),
         "clients.sampler clients.sampler.features",
         "importance draws need the norms of gradients. Choose other features, or uniform draws",
     )
@@ -211,7 +211,7 @@ def _task(c: ConfigTables) -> Rows:
     yield no_accuracy and by_accuracy, "clients.sampler task.kind", "it has no accuracy"
     reason = NO_CLASS.get(kind.name)
     for key, by_class in {
-        "clients.sampler.features": "strata" in _needs(c) and stratification(c).features.name == "label-histogram",
+        "clients.sampler.features": "strata" in _needs(c) and of_labels(c),
         "rebalance": c.rebalance is not None,
         "topology": _mediators(c),
         "attack": c.attack.name == "label-flip",

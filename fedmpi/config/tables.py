@@ -198,28 +198,9 @@ class LocalTable(Table):
     Without effect on a CPU."""
 
 
-class LabelHistogram(Table):
-    """Shares of the classes among a client's samples."""
+class Probe(Table):
+    """Measurement of clients' gradients."""
 
-    name: Literal["label-histogram"] = "label-histogram"
-
-
-class GradientFeatures(Table):
-    """FedSSO's model change after one step, or the local gradient."""
-
-    name: Literal["one-step-change", "full-gradient"]
-    probe: Literal["full", "batch", "sample"] = "full"
-    """Local data that a probe uses: all of it, one batch, one sample."""
-
-
-class CompressedGradient(Table):
-    """FedSTS's compressed gradient: every value is replaced by the nearest of d' centers (IS())."""
-
-    name: Literal["compressed-gradient"] = "compressed-gradient"
-    codebook_size: Annotated[int, Field(ge=2, le=255)] = 9
-    """d', the number of values that a compressed gradient keeps (FedSTaS, IS())."""
-    decompress: bool = True
-    """Cluster the decompressed gradients (the paper) or, if false, the d' sorted centers (the authors' code)."""
     probe: Literal["full", "batch", "sample"] = "full"
     """Local data that a probe uses: all of it, one batch, one sample."""
 
@@ -243,15 +224,14 @@ class OpticsClustering(Table):
     common stratum, or are left out (β and the mean are then those of the others)."""
 
 
-Features = Annotated[LabelHistogram | GradientFeatures | CompressedGradient, Variants("compressed-gradient")]
-
-
 class Norms(Table):
     """Measurement of gradients for samplers that draw by their norms."""
 
-    features: Features = CompressedGradient()
-    """Measurement of a client: FedSSO's one-step model change, the local gradient, FedSTS's compressed gradient,
-    label shares."""
+    features: Annotated[Component, chooses("feature", "compressed-gradient")] = Component(
+        "feature", "compressed-gradient"
+    )
+    """Measurement of a client: one-step-change (FedSSO), full-gradient, compressed-gradient (FedSTS), label-histogram;
+    or a custom "package.module:function": (gradients (k, d)) or (class counts (k, C)) -> vectors (k, f)."""
     refresh: WholeOrZero = 1
     """Rounds between two stratifications; 0 = once, before the first round."""
     refresh_clients: Annotated[Literal["all", "selected"], OF_GRADIENTS, not_with("clients.sampler.refresh", 0)] = "all"
@@ -282,7 +262,7 @@ class Residuals(Table):
     contain a vector per client."""
 
 
-SERVICES.update(norms=Norms, strata=Strata, residuals=Residuals)
+SERVICES.update(norms=Norms, strata=Strata, residuals=Residuals, gradient=Probe)
 
 
 class Star(Table):
@@ -513,8 +493,13 @@ def local_algorithm(config: ConfigTables) -> tuple[Component, Any] | None:
 
 def probe_of(config: ConfigTables) -> Literal["full", "batch", "sample"]:
     """Return how much of a client's data a probe of its gradient uses."""
-    features = stratification(config).features
-    return "full" if isinstance(features, LabelHistogram) else features.probe
+    probe: Literal["full", "batch", "sample"] = stratification(config).features.values.get("probe", "full")
+    return probe
+
+
+def of_labels(config: ConfigTables) -> bool:
+    """Check whether the clients are measured by their class counts, not by their gradients."""
+    return "labels" in stratification(config).features.marks.get("needs", ())
 
 
 def stratification(config: ConfigTables) -> Strata:

@@ -50,6 +50,11 @@ NEEDED: dict[str, dict[str, Any]] = {
     },
     "data source": {"clients.sampler": "all"},
     "attack": {"clients.attack_fraction": 0.4},
+    "feature": {
+        "clients.sampler": "stratified",
+        "clients.sampler.strata": 3,
+        "clients.sampler.within_stratum": "uniform",
+    },
     "device rate": {"clients.over_selection": 1.5},
     # maxima and ReLU jump at equal values
     **dict.fromkeys(("metric", "model", "loss"), {"server.exact": True}),

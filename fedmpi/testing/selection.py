@@ -17,6 +17,7 @@ from fedmpi.aggregation.weights import Weighing
 from fedmpi.clients.availability import chances
 from fedmpi.clients.cohort import Cohort, Presence, StrataSummary
 from fedmpi.clients.devices import rates_of
+from fedmpi.clients.features import FeatureVectors
 from fedmpi.clients.sampler import SKETCH_SIZE, ClientNumbers, ClientSampler, PastRound, View
 from fedmpi.clients.strata import make_strata
 from fedmpi.common.decorators import NUMBERS, VECTORS
@@ -181,6 +182,16 @@ def slices_agree(subject: Subject) -> str:
     return f"equal within {apart:.1g}"
 
 
+def rows_agree(subject: Subject) -> str:
+    """Require that the features of seven clients do not depend on the blocks in which they are measured."""
+    vectors, draws = FeatureVectors(subject.part, subject.made(), 0.1), np.random.Generator(np.random.Philox(6))
+    block = draws.integers(1, 30, (7, 40)) if vectors.of_labels else draws.standard_normal((7, 40)).astype(np.float32)
+    whole = {"the features": vectors(block)[0]}
+    alone = {"the features": np.concatenate([vectors(row[None])[0] for row in block])}
+    apart = demand_equal(whole, alone, "compute the vector of a client from its own row only", TOLERANCE)
+    return f"equal within {apart:.1g}"
+
+
 MANY = f"cost with {CLIENTS:,} clients"
 CONTRACTS = {
     "client sampler": Contract(
@@ -195,6 +206,7 @@ CONTRACTS = {
         in_a_run,
         more=((MANY, lambda subject: cost(world, lambda view: chances(subject.part, subject.made(), view))),),
     ),
+    "feature": Contract(in_a_run, more=(("features of a client do not depend on others", rows_agree),)),
     "device rate": Contract(
         in_a_run,
         more=((MANY, lambda subject: cost(world, lambda view: rates_of(subject.part, subject.made(), view))),),

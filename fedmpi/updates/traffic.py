@@ -15,7 +15,7 @@ import numpy as np
 
 from fedmpi.common.plan import Plan
 from fedmpi.config import Config
-from fedmpi.config.tables import CompressedGradient, LabelHistogram, Mediators, further_vectors, stratification
+from fedmpi.config.tables import Mediators, further_vectors, of_labels, stratification
 from fedmpi.updates.compression import upload_bits
 
 if TYPE_CHECKING:
@@ -135,10 +135,10 @@ def _probes(config: Config, values: int, clients: int, classes: int) -> RoundTra
     norm as 4-byte numbers and d indices of ⌈log2 d'⌉ bits.
     """
     features = stratification(config).features
-    if isinstance(features, LabelHistogram):
+    if of_labels(config):
         return numbers_sent(clients * classes)
-    if not isinstance(features, CompressedGradient):
+    if features.name != "compressed-gradient":
         return numbers_sent(clients * values, clients * values)
-    levels = features.codebook_size
+    levels = features.options["codebook_size"]
     indices = RoundTraffic(clients * _bytes_of(values, max(1, (levels - 1).bit_length())))
     return indices + numbers_sent(clients * (levels + 1), clients * values)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import numpy as np
 import pytest
 from sklearn.metrics import adjusted_rand_score
 
 import fedmpi
-from fedmpi import UserError
+from fedmpi import UserError, features
 from fedmpi.clients import stratifier
 from fedmpi.clients.stratifier import kmeans, optics, strata_of_clusters
 from fedmpi.common.streams import Purpose, Streams
@@ -18,6 +19,11 @@ GENERATOR = np.random.default_rng(0)
 GROUPS = np.repeat(np.arange(5), 8)
 CLOUDS = (20 * GENERATOR.normal(size=(5, 30))[GROUPS] + GENERATOR.normal(size=(40, 30))).astype(np.float32)
 LONERS = np.concatenate([CLOUDS, np.diag([500, 1500, 4500] + 27 * [0])[:3]]).astype(np.float32)
+
+
+HISTOGRAM = "label-histogram"
+STRATIFIED = {"rounds": 1, "clients.sampler": "stratified", "clients.count": 4}
+STRATIFIED |= {"clients.sampler.strata": 12, "clients.sampler.within_stratum": "uniform"}
 
 
 def stream(seed: int = 0) -> np.random.Generator:
@@ -45,6 +51,31 @@ def test_optics_finds_groups_without_knowing_their_number(
 def test_dropping_all_clients_is_rejected() -> None:
     with pytest.raises(UserError, match="drop"):
         strata_of_clusters(optics(np.eye(1, dtype=np.float32)), np.eye(1, dtype=np.float32), "drop")
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (lambda block: block[0], r"returned features of shape \(10,\)\. Return finite numbers, shape \(1, f\)"),
+        (lambda block: np.full((len(block), 2), np.nan), "returned features of shape .* Return finite numbers"),
+        (lambda block: (block, [1, 2]), r"returned norms of type int64, shape \(2,\)"),
+        (lambda block: "words", "ValueError"),
+    ],
+)
+def test_what_are_no_features_is_rejected_with_the_component_named(made: Any, words: str) -> None:
+    with pytest.raises(fedmpi.ComponentFailure, match=f"the feature .*test_clustering.*{words}"):
+        fedmpi.run("fedavg", STRATIFIED | {"clients.sampler.features": features(needs="labels")(made)})
+
+
+def test_own_features_of_labels_make_the_strata() -> None:
+    @features(needs="labels")
+    def largest(class_counts: np.ndarray) -> np.ndarray:
+        return np.eye(class_counts.shape[1])[class_counts.argmax(axis=1)]
+
+    runs = [fedmpi.run("fedavg", STRATIFIED | {"clients.sampler.features": chosen}) for chosen in (largest, HISTOGRAM)]
+    [[own], [built_in]] = [run.records for run in runs]
+    assert len(own["stratum_sizes"]) < len(built_in["stratum_sizes"]) == 12
+    assert own["bytes_client_up"] == built_in["bytes_client_up"]
 
 
 @pytest.mark.parametrize(("loners", "warned"), [(5, 1), (4, 0)])

@@ -226,7 +226,7 @@ class Stratification:
         n = int(self.population.sizes[k])
         batch = self.config.local.batch_size
         count = {"full": n, "sample": 1, "batch": n if batch == "all" else batch}[
-            getattr(self.part.features, "probe", "full")
+            self.part.features.values.get("probe", "full")
         ]
         if count >= n:
             return None
@@ -253,9 +253,9 @@ class Stratification:
         elif self.part.features.name == "full-gradient":
             vector = gradient
         else:
-            centres, restored = squeeze(gradient, self.part.features.codebook_size)
+            centres, restored = squeeze(gradient, self.part.features.options["codebook_size"])
             length = float(np.linalg.norm(restored.astype(np.float64)))
-            vector = restored if self.part.features.decompress else centres
+            vector = restored if self.part.features.options["decompress"] else centres
         return self._projected(vector.astype(np.float32)), length
 
     def _projected(self, vector: np.ndarray) -> np.ndarray:

@@ -414,14 +414,15 @@ class PlainLoop:
 
         def rates(place: int, table: Any, median: float) -> np.ndarray:
             generator = stream(self.config.seed, DEVICE, 0, place)
+            options = table.options
             if table.name == "classes":
-                ends = np.cumsum(table.shares)
+                ends = np.cumsum(options["shares"])
                 kinds = [min(int((ends <= u).sum()), len(ends) - 1) for u in generator.random(self.n)]
-                return np.array([table.rates[kind] for kind in kinds])
-            middle = median if table.median is None else table.median
+                return np.array([options["rates"][kind] for kind in kinds])
+            middle = median if options["median"] is None else options["median"]
             if table.name == "constant":
                 return np.full(self.n, middle)
-            return np.asarray(middle * np.exp(table.sigma * generator.standard_normal(self.n)))
+            return np.asarray(middle * np.exp(options["sigma"] * generator.standard_normal(self.n)))
 
         speed, upload = rates(0, devices.speed, 1e3), rates(1, devices.upload, 1e6)
         download = rates(2, devices.download, 4e6)
@@ -618,7 +619,7 @@ class PlainLoop:
             if part.features.name == "label-histogram":
                 one = 4 * classes
             elif part.features.name == "compressed-gradient":  # centres, norm, an index per value
-                levels = part.features.codebook_size
+                levels = part.features.options["codebook_size"]
                 one = 4 * (levels + 1) + math.ceil(d * max(1, (levels - 1).bit_length()) / 8)
             else:
                 one = 4 * d

@@ -96,7 +96,7 @@ def test_fedstas_has_the_numbers_of_its_section_3() -> None:
     systems = [run for run in runs("fedstas-fig2") if run.labels["run"] in ("FedSTS", "FedSTaS", "DP-FedSTaS")]
     for run in (*systems, *runs("fedstas-fig3")):
         local, samples, strata = run.config.local, run.config.samples, run.config.clients.sampler.services
-        assert (strata.strata, run.config.clients.count, strata.features.codebook_size) == (10, 10, 9)
+        assert (strata.strata, run.config.clients.count, strata.features.options["codebook_size"]) == (10, 10, 9)
         assert (local.steps, local.lr, local.batch_size) == (3, 0.01, 128)
         assert run.config.preset == "fedsts" or samples.budget == 2048
         assert run.config.preset != "fedstas-dp" or (samples.size.max_size, samples.size.epsilon) == (100, 3.0)

@@ -224,6 +224,7 @@ def test_a_model_is_tried_on_the_task_and_the_data_that_its_settings_name(task: 
         (bad_parts.of_everybody, "bad_parts.py"),
         ("docs.examples.easing:Easing", ""),
         ("docs.examples.trust:Trust", ""),
+        ("docs.examples.directions:directions", ""),
         ("tests.local.own_algorithms:DynamicLoss", ""),
     ],
 )
