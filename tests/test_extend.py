@@ -39,6 +39,7 @@ PARTS: dict[str, tuple[str, dict[str, Any]]] = {
     "trust:Trust": ("server.aggregator", {}),
     "signs:signs": ("server.aggregator", {"server.aggregator.length": 0.01}),
     "median_clip:MedianClip": ("server.aggregator", {}),
+    "ternary:ternary": ("compression", {"compression.share": 0.5}),
     "server_optimizer:Averaged": ("server.optimizer", {"server.optimizer.beta": 0.3}),
     "availability:in_turns": ("clients.availability", {"clients.availability.others": 0.6}),
     "directions:directions": ("clients.sampler.features", {"clients.sampler.features.last": 20}),
