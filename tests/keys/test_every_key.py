@@ -42,6 +42,10 @@ TIMED = (
     f"{SAMPLER}=oort rounds=9 devices=true clients.sampler.explore=0.5 clients.sampler.explore_decay=1 "
     "clients.sampler.explore_least=0 clients.sampler.window=2"
 )
+TIFL = (
+    f"{SAMPLER}=tifl rounds=9 devices.speed=lognormal devices.speed.sigma=1 "
+    "data.source=fedmpi.testing.runs:synthetic data.source.held_out=true"
+)
 KRUM = f"{ALL} attack=noise clients.attack_fraction=0.25 rounds=1 server.aggregator=krum"
 STEPS = f"{SOME} rounds=4 local.schedule=step"
 STILL = f"{COPIES} rebalance.rotation=0 rebalance.shear=0 rebalance.shift=0 rebalance.zoom=0"
@@ -175,6 +179,26 @@ EFFECTS: dict[str, dict[str, str]] = {
     f"{SAMPLER}=thompson rounds=5": {
         "clients.sampler.deviation": "0 1 clients",
         "clients.sampler.metric": "train_loss test_accuracy clients",
+    },
+    f"{SAMPLER}=active rounds=4": {
+        "clients.sampler.alpha1": "0 0.9 clients",
+        "clients.sampler.alpha3": "0 1 clients",
+    },
+    f"{SAMPLER}=active rounds=4 clients.sampler.alpha1=0": {"clients.sampler.alpha2": "0 5 clients"},
+    f"{SAMPLER}=fedcs devices=true": {
+        "clients.sampler.deadline": "180 0.1 clients",
+        "clients.sampler.candidates": "4 8 clients",
+    },
+    f"{S} clients.count=8 clients.sampler=ocs server.weights=unbiased": {
+        "clients.sampler.candidates": "5 9 clients",
+        "clients.sampler.j_max": "0 1 model",
+        "clients.sampler.population": "samples clients clients",
+    },
+    TIFL: {
+        "clients.sampler.tiers": "2 3 clients",
+        "clients.sampler.interval": "1 9 clients",
+        "clients.sampler.credits": "9 [1,9,9,9,9] clients",
+        "clients.sampler.timeout": "100 0.01 clients",
     },
     OORT: {"clients.sampler.explore_least": "0 1 clients"},
     f"{OORT} clients.sampler.explore_least=0": {

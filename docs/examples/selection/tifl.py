@@ -1,4 +1,4 @@
-"""TiFL: clients.sampler = "tifl:Tiers", devices = true."""
+"""TiFL: clients.sampler = "tifl:Tiers", devices = true. The data need held-out samples (--val)."""
 
 import numpy as np
 
