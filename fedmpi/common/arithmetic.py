@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import cache
 
 import numpy as np
 import torch
@@ -39,6 +40,26 @@ def to_device(x: AnyArray, device: torch.device) -> torch.Tensor:
     """Copy an array to a GPU without waiting: torch reuses pinned memory only after the copy."""
     stored = torch.from_numpy(np.require(x, requirements=["C", "A", "W"]))
     return (stored.pin_memory() if device.type == "cuda" else stored).to(device, non_blocking=True)
+
+
+@contextmanager
+def side_stream(device: torch.device) -> Iterator[None]:
+    """Let a GPU do the context's work beside later work, on a second stream, after the work so far. That of earlier
+    contexts is done first."""
+    if device.type != "cuda":
+        yield
+        return
+    main, side = torch.cuda.current_stream(device), second_stream(device)
+    main.wait_stream(side)
+    side.wait_stream(main)
+    with torch.cuda.stream(side):
+        yield
+
+
+@cache
+def second_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the same further stream of a GPU in every call; torch's own ones belong to the process's first device."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 @contextmanager

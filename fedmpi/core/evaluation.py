@@ -33,7 +33,7 @@ from fedmpi.core.worker import Trainer
 from fedmpi.data.augmentation import Rebalancing
 from fedmpi.data.schema import DataDescription
 from fedmpi.data.shards import ShardStore
-from fedmpi.data.source import RESIDENT_BYTES, ClientData
+from fedmpi.data.source import RESIDENT_BYTES, ClientData, loaded_ahead
 from fedmpi.local.traits import couples_in_evaluation, rows_of_a_pass
 from fedmpi.local.work import LARGEST_LOSS, ClientTask, check_update, named_client
 from fedmpi.models.flat import FlatModel
@@ -285,10 +285,11 @@ class ClientsView:
         rule = replace(self.worker.rule(replace(plan, one_step=False)), epochs=self.part.fine_tune, steps=None)
         sums = np.empty((len(clients), 4))
         self._point = torch.empty_like(w) if self._point is None else self._point
-        for place, client in enumerate(clients.tolist()):
-            task = ClientTask(client, None, 0.0, visit=FINE_TUNING)
-            with named_client(client, self.cluster.rank):
-                self.engine.advance(self._point.copy_(w), task, rule, plan.round)
+        tasks = [ClientTask(client, None, 0.0, visit=FINE_TUNING) for client in clients.tolist()]
+        samples = loaded_ahead(self.engine.load, tasks, w.device)
+        for place, task in enumerate(tasks):
+            with named_client(task.client, self.cluster.rank):
+                self.engine.advance(self._point.copy_(w), task, rule, plan.round, samples)
                 check_update(self._point - w, rule.lr)
             sums[place] = self._evaluated(plan.round, self._point, clients[place : place + 1])
         return sums

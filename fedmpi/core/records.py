@@ -139,6 +139,7 @@ def summary_facts(experiment: Experiment) -> Record:
         "parameters": experiment.model.trainable,
         "data": asdict(data.description),
         "engine": engine.description,
+        **({"clients_at_once": experiment.model.clients_at_once} if experiment.model.clients_at_once else {}),
         **({"attackers": facts.attackers.tolist()} if facts.attackers.size else {}),
         **({"rebalancing": facts.augmentation} if facts.augmentation else {}),
         **({"clients_evaluated_on": view.rows.kind} if view is not None else {}),

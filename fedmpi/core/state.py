@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import zlib
 from contextlib import nullcontext
@@ -22,6 +23,8 @@ from fedmpi.records.history import Record
 from fedmpi.records.provenance import custom_components
 from fedmpi.records.recorder import Recorder
 from fedmpi.updates.compression import RESIDUALS
+
+log = logging.getLogger("fedmpi")
 
 
 class SavedState:
@@ -69,6 +72,7 @@ class SavedState:
         self.check(model, next_round - 1)
         tensors = self._gathered()
         header: dict[str, Any] = {"data": self.experiment.data_facts.digest, "mpi_bytes": dict(self.moved())}
+        header["clients_at_once"] = self.net.clients_at_once
         if self.recorder is not None:
             self.recorder.saved()  # wait for the previous checkpoint, and tidy up the folder
         with writing(self.recorder.folder) if self.recorder else nullcontext():
@@ -134,12 +138,16 @@ class SavedState:
         arrays = None
         if self.cluster.is_server:
             saved = checkpoint.tensors if checkpoint else {}
-            first = np.array([checkpoint.next_round if checkpoint else 0], np.int64)
+            kept = checkpoint.header.get("clients_at_once", 0) if checkpoint else 0
+            first = np.array([checkpoint.next_round if checkpoint else 0, kept], np.int64)
             arrays = [first, *(saved[n].numpy() if n in saved else np.empty(0, np.float32) for n in names)]
         received = self.cluster.broadcast(arrays)
         named = zip(names, received[1:], strict=True)
         tensors = {name: torch.tensor(array, device=self.net.initial.device) for name, array in named if array.size}
         self._check_lengths(tensors)
+        if self.net.clients_at_once:  # on GPUs
+            self.net.clients_at_once = int(received[0][1]) or -self.cluster.maximum(-self.net.clients_at_once)
+            log.info("at most %d clients train at once, as in all rounds of this run", self.net.clients_at_once)
         moments = {name.removeprefix("server."): t for name, t in tensors.items() if name.startswith("server.")}
         self.optimizer.load(moments, int(received[0][0]))
         if self.hooks is not None:

@@ -71,9 +71,10 @@ class Worker:
             rows = {"full": None, "batch": part.batch_size, "sample": 1}[probe_of(self.config)]
             batch = None if rows == "all" else rows
             return LocalRule(lr=plan.lr, epochs=None, steps=1, batch_size=batch, dropout=False)
+        rule = LocalRule.scheduled(part)
         return replace(
-            LocalRule.scheduled(part),
-            optimizer="own" if self.own_optimizer else "adam" if part.optimizer.name == "adam" else "sgd",
+            rule,
+            optimizer="own" if self.own_optimizer else rule.optimizer,
             own=self.own_optimizer,
             lr=plan.lr,
             proximal_mu=part.proximal_mu + self.proximal_mu,

@@ -9,20 +9,23 @@ they fit into `DEVICE_SHARE` of its free memory, and else those of a call, throu
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
 
-from fedmpi.common.arithmetic import to_device
+from fedmpi.common.arithmetic import side_stream, to_device
 from fedmpi.common.errors import UserError
 from fedmpi.common.types import AnyArray, Ints
 from fedmpi.data.schema import REPREPARE, DataDescription
 from fedmpi.data.shards import ShardStore
 
 Tensors = tuple[torch.Tensor, torch.Tensor]
+T = TypeVar("T")
+R = TypeVar("R")
 
 RESIDENT_BYTES = 1 << 30
 DEVICE_SHARE = 0.5
@@ -87,6 +90,26 @@ class DataSource(Protocol):
 
     def load_positions(self, positions: Ints) -> Tensors:
         """Return the samples at global positions: sample i of client k is at sizes[:k].sum() + i."""
+
+
+def loaded_ahead(load: Callable[[T], R], wanted: Iterable[T], device: torch.device) -> Iterator[R]:
+    """Yield the samples loaded for each of `wanted`, in order.
+
+    On a GPU the next ones are loaded before: while it computes with some, a second stream copies the others there from
+    other pinned memory. Those before them are no longer used, so that samples take up memory twice.
+    """
+    if device.type == "cpu":
+        yield from map(load, wanted)
+        return
+    loaded: list[R] = []
+    for one in wanted:
+        with side_stream(device):  # after the last copy and the work with the samples before it
+            loaded.append(load(one))
+        if len(loaded) > 1:
+            yield loaded.pop(0)
+    with side_stream(device):
+        pass  # the last copy is done before the work that follows
+    yield from loaded
 
 
 class ClientData:

@@ -53,8 +53,8 @@ def choose_engine(
     if wanted == "batched":
         if not_batched is not None:
             raise UserError(f'local.engine = "batched" is not possible here: {not_batched}; choose "auto"')
-        return LocalEngine(sequential, batched_engine(sequential), named)
-    batched = None if not_batched else batched_engine(sequential)
+        return LocalEngine(sequential, batched_engine(sequential, config), named)
+    batched = None if not_batched else batched_engine(sequential, config)
     if batched is not None and model.device.type == "cpu":
         sizes = source.sizes[source.sizes > 0]
         usual = batch_rows(LocalRule.scheduled(config.local), int(np.median(sizes)) if len(sizes) else 1)
@@ -133,8 +133,11 @@ def why_not_batched(model: FlatModel, description: DataDescription) -> str | Non
     return LOSS_ALONE if traits.loss_couples else None
 
 
-def batched_engine(sequential: SequentialEngine) -> BatchedEngine:
-    """Build the batched engine."""
+def batched_engine(sequential: SequentialEngine, config: Config) -> BatchedEngine:
+    """Build the batched engine; on a GPU, decide how many clients it trains at once."""
     from fedmpi.local.batched.engine import BatchedEngine
 
-    return BatchedEngine(sequential)
+    engine = BatchedEngine(sequential)
+    if engine.model.device.type != "cpu":
+        engine.clients_at_once(LocalRule.scheduled(config.local), engine.model.initial)
+    return engine

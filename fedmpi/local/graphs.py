@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable
-from functools import cache
 from typing import Any
 
 import torch
 
+from fedmpi.common.arithmetic import second_stream
 from fedmpi.common.errors import raised
 
 log = logging.getLogger("fedmpi")
@@ -56,18 +56,7 @@ class Graphs:
         with (
             torch.cuda.device(self.device),
             torch.cuda.stream(torch.cuda.current_stream(self.device)),  # a capture that fails does not return to it
-            torch.cuda.graph(graph, self._pool, _stream(self.device), "thread_local"),
+            torch.cuda.graph(graph, self._pool, second_stream(self.device), "thread_local"),
         ):
             step()
         return graph.replay
-
-    def clear(self) -> None:
-        """Forget all graphs, because their memory is replaced."""
-        self._replays.clear()
-        self._pool = None  # torch cannot capture into the memory of graphs that are all gone
-
-
-@cache
-def _stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the stream of a device's captures. Torch's own one would be that of the process's first device."""
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

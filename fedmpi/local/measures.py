@@ -29,7 +29,7 @@ from fedmpi.data.source import DataSource, Tensors
 from fedmpi.local.engines import batched_engine, why_not_batched
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import rows_of_a_pass
-from fedmpi.local.work import named_client
+from fedmpi.local.work import SMALL, named_client
 from fedmpi.models.flat import FlatModel, add_gradients
 from fedmpi.tasks.metrics import Metric, MetricTally
 
@@ -44,8 +44,6 @@ PROBE_ROWS = 1024
 PASS_ROWS = 2000
 """The same without gradients."""
 BLOCK_BYTES = 1 << 26
-SMALL = 64
-"""Most samples of a client that is probed in a batch with others; a larger client fills the device alone."""
 
 
 def make_probe(config: Config, model: FlatModel, data: DataSource, streams: Streams, rank: int) -> ClientProbe:
@@ -57,7 +55,7 @@ def make_probe(config: Config, model: FlatModel, data: DataSource, streams: Stre
     rows = None if config.local.batch_size == "all" else config.local.batch_size
     side_by_side = config.local.engine in ("auto", "batched") and not config.server.exact
     stackable = side_by_side and why_not_batched(model, data.description) is None
-    batched = batched_engine(SequentialEngine(model, data, streams, rank)) if stackable else None
+    batched = batched_engine(SequentialEngine(model, data, streams, rank), config) if stackable else None
     gradients = Gradients(data, model, streams, probe_of(config), rows, rank, batched)
 
     def probe(t: int, w: Tensor, clients: Ints) -> Iterator[tuple[Ints, Tensor]]:

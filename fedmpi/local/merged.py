@@ -119,7 +119,8 @@ class MergedEngine:
         if job.rule.dropout and self.model.has_dropout:
             owners, counts = _runs(clients)
             of_client = partial(self.sequential.streams.generator, Purpose.DROPOUT, job.round)
-            self.model.masks.source = joined_masks([*map(of_client, owners.tolist())], counts.tolist())
+            masks = joined_masks if self.model.device.type == "cpu" else self.model.sent.open
+            self.model.masks.source = masks([*map(of_client, owners.tolist())], counts.tolist())
         factors = to_device(weights, self.model.device).to(self.model.dtype)
         tokens = CHUNK_ROWS["cpu"] * math.prod(self.source.description.feature_shape)
         with self.model.sparse_embeddings(self.model.sparse_pays(tokens)):

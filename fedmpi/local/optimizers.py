@@ -122,14 +122,18 @@ class Adam:
         self.gradient_views, self.correction = gradient_views, correction
 
     def step(self, gradients: Sequence[Tensor | None]) -> None:
-        state, gradient = self.state, self.state.gradient
+        gradient = self.state.gradient
         found = [(view, one) for view, one in zip(self.gradient_views, gradients, strict=True) if one is not None]
         if len(found) < len(gradients):
             gradient.zero_()
         torch._foreach_copy_([view for view, _ in found], [one for _, one in found])
+
+    def finish(self) -> None:
+        """Complete a step: its numbers differ from step to step, which a CUDA graph does not allow."""
+        state = self.state
         state.steps += 1
         moments = state.first, state.second, state.scratch
-        adam_step(self.rule, state.steps, self.values, gradient, self.start, self.correction, *moments)
+        adam_step(self.rule, state.steps, self.values, state.gradient, self.start, self.correction, *moments)
 
 
 def adam_step(

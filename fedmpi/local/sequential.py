@@ -21,10 +21,11 @@ from fedmpi.aggregation.exact import FixedPointSum, FloatSum
 from fedmpi.common.arithmetic import to_device
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
-from fedmpi.data.source import DataSource
+from fedmpi.data.source import DataSource, Tensors, loaded_ahead
 from fedmpi.local.graphs import Graphs
 from fedmpi.local.hooks import ClientHooks, Hooks, deliver
 from fedmpi.local.optimizers import SGD, Adam, AdamState, Foreign, LocalOptimizer
+from fedmpi.local.traits import forward_traits
 from fedmpi.local.work import (
     ClientTask,
     Engine,
@@ -93,16 +94,19 @@ class SequentialEngine:
         self.rank, self.observe, self.hooks = rank, observe, hooks
         self._memory, self._graphs = WorkingMemory(model), Graphs(model.device)
         self._gathered: tuple[Tensor, Tensor] | None = None
+        if model.has_dropout and model.device.type != "cpu":
+            forward_traits(model, source.description)  # finds the masks of a step, which a GPU needs in advance
 
     def train(self, tasks: Sequence[ClientTask], job: RoundJob) -> WorkReport:
         """Add Σ coefficient · Δ of the tasks to the job's sum; a failing client is named by a ClientFailure."""
         report, unread, on_cpu = WorkReport(), [], job.start.device.type == "cpu"
         own = self.observe is not None or (self.hooks is not None and self.hooks.part.foreign)
         at_once = own or not isinstance(job.total, FloatSum | FixedPointSum)
+        samples = loaded_ahead(self.load, tasks, job.start.device)
         for task in tasks:
             client = self.hooks_of(task)
             w = self._memory.vector.copy_(job.start)
-            done = self.advance(w, task, job.rule, job.round, hooks=client, wait=on_cpu)
+            done = self.advance(w, task, job.rule, job.round, samples, hooks=client, wait=on_cpu)
             delta = w.sub_(job.start)
             if not on_cpu:
                 unread.append((task, torch.stack([self._memory.losses, delta.dot(delta).double()])))
@@ -140,12 +144,18 @@ class SequentialEngine:
         with named_client(task.client, self.rank):
             return self.hooks.open(task, task_size(task, self.source.sizes))
 
+    def load(self, task: ClientTask) -> Tensors:
+        """Load the samples of a client."""
+        with named_client(task.client, self.rank):
+            return self.source.load(task.client, task.rows)
+
     def advance(
         self,
         w: Tensor,
         task: ClientTask,
         rule: LocalRule,
         round: int,
+        samples: Iterator[Tensors],
         state: AdamState | None = None,
         hooks: ClientHooks | None = None,
         wait: bool = True,
@@ -154,24 +164,25 @@ class SequentialEngine:
         with named_client(task.client, self.rank):
             losses = self._memory.losses.zero_()
             started = time.perf_counter()
-            x, y = self.source.load(task.client, task.rows)
-            loaded = time.perf_counter()
-            report = WorkReport(clients=1, samples=len(y), load_seconds=loaded - started)
+            x, y = next(samples)
+            report = WorkReport(clients=1, samples=len(y), load_seconds=time.perf_counter() - started)
             if len(y) < self.model.least:
                 return report
             at, own = task.stream_round(round), hooks if hooks is not None and hooks.hooks.own_loss else None
+            on_cpu = losses.device.type == "cpu"
+            given, w = w, w if on_cpu else self._memory.vector.copy_(w)  # as graphs repeat steps on the same memory
             self.model.begin_training(w, self.streams, at, task.client, rule.dropout)
             correction = None if hooks is None else hooks.correction
-            on_cpu = losses.device.type == "cpu"
-            fixed = not on_cpu and own is None and rule.optimizer == "sgd" and self.model.pure
+            fixed = not on_cpu and own is None and rule.own is None and self.model.pure
             fixed = fixed and needs_order(rule, len(y))  # else there are few steps, and as many shapes as client sizes
-            factor = self._memory.factor.fill_(-rule.lr) if fixed else None
+            factor = self._memory.factor.fill_(-rule.lr) if fixed and rule.optimizer == "sgd" else None
             optimizer = self._memory.optimizer(w, rule, state, correction, fixed)
             drawing = self.model.seeded(self.streams, at, task.client, more=own is not None or rule.own is not None)
-            sparse = self.model.sparse_embeddings(not fixed and self._prefer_sparse(rule, x))
+            tokens = batch_rows(rule, len(x)) * math.prod(x.shape[1:])
+            sparse = not fixed and rule.optimizer == "sgd" and self.model.sparse_pays(tokens)
             loss_of = None if own is None else own.loss
             masked = self.model.has_dropout and self.model.masks.source is self.model.sent
-            kind = w.data_ptr(), masked, rule.proximal_mu > 0, correction is None
+            kind = rule.optimizer, masked, rule.proximal_mu > 0, correction is None
 
             def step(batch_x: Tensor, batch_y: Tensor) -> None:
                 loss, gradients = self.model.loss_gradient(batch_x, batch_y, loss_of, factor)
@@ -181,23 +192,24 @@ class SequentialEngine:
                 else:  # reading the loss would wait for the device
                     losses.add_(loss, alpha=len(batch_y))
 
-            with drawing, sparse, own.calling() if own else nullcontext():
+            with drawing, self.model.sparse_embeddings(sparse), own.calling() if own else nullcontext():
                 for batch_x, batch_y in self._batches(x, y, task, rule, round, fixed):
                     if masked:
-                        self.model.sent.prepare(len(batch_y))
+                        self.model.sent.prepare([len(batch_y)])
                     if fixed:
                         self._graphs.run((kind, len(batch_y), batch_x.data_ptr()), partial(step, batch_x, batch_y))
                     else:
                         step(batch_x, batch_y)
+                    if isinstance(optimizer, Adam):
+                        optimizer.finish()
                     report.steps += 1
                     report.loss_count += len(batch_y)
+            if given is not w:
+                given.copy_(w)
             if wait:
                 report.loss_sum = report.loss_sum if on_cpu else float(losses)
                 check_loss(report.loss_sum, rule.lr)
             return report
-
-    def _prefer_sparse(self, rule: LocalRule, x: Tensor) -> bool:
-        return rule.optimizer == "sgd" and self.model.sparse_pays(batch_rows(rule, len(x)) * math.prod(x.shape[1:]))
 
     def _batches(
         self, x: Tensor, y: Tensor, task: ClientTask, rule: LocalRule, round: int, fixed: bool
@@ -269,4 +281,5 @@ class WorkingMemory:
         if state is None:
             state = self._adam
             state.reset()
+        state.gradient, state.scratch = self._adam.gradient, self._adam.scratch  # graphs write to the same gradient
         return Adam(values, rule, start, state, self.model.views(state.gradient), correction)

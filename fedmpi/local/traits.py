@@ -131,15 +131,17 @@ def _outputs(model: FlatModel, x: Tensor, description: DataDescription, training
 
 def _couples(model: FlatModel, x: Tensor, description: DataDescription, training: bool) -> bool:
     """Check whether the outputs of a batch differ from those of its halves, or dropout is not of its samples."""
-    dropped: set[int] = set()  # numbers of rows that dropout sees
+    dropped: list[tuple[int, int, float]] = []  # masks of the rows that dropout sees
 
     def noted(rows: int, units: int, p: float) -> Tensor:
-        dropped.add(rows)
+        dropped.append((rows, units, p))
         return no_masks(rows, units, p)
 
     with model.masks.given_by(noted):
         whole = _outputs(model, x, description, training)
-    if dropped - {len(x)}:
+    if training:
+        model.sent.requests = [(rows * units / len(x), p) for rows, units, p in dropped]
+    if {rows for rows, *_ in dropped} - {len(x)}:
         return True
     halves = torch.cat([_outputs(model, half, description, training) for half in x.chunk(2)])
     return not torch.allclose(whole, halves, rtol=1e-3, atol=1e-5, equal_nan=True)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from fedmpi.config.tables import LocalTable
 
 STEPS_DRAWN_TOGETHER = 32
+SMALL = 64
+"""Most samples of a client that is probed in a batch with others; a larger client fills the device alone."""
 LARGEST_LOSS = 2.0**40
 """Loss above which nothing is learned any more; the loss sums sent with the update stay below 2**50."""
 
@@ -65,8 +67,9 @@ class LocalRule:
 
     @classmethod
     def scheduled(cls, part: LocalTable) -> LocalRule:
-        """Build the rule from the batches and the rate of a configuration."""
+        """Build the rule from the batches, the rate and the built-in optimizer of a configuration."""
         return cls(
+            optimizer="adam" if part.optimizer.name == "adam" else "sgd",
             lr=part.lr,
             epochs=part.epochs if part.epochs is not None or part.steps is not None else 1,
             steps=part.steps,

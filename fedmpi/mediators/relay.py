@@ -24,6 +24,7 @@ from torch import Tensor
 
 from fedmpi.aggregation.exact import Accumulator
 from fedmpi.common.types import Floats, Ints
+from fedmpi.data.source import loaded_ahead
 from fedmpi.local.optimizers import AdamState
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import ClientTask, LocalRule, WorkReport, check_update, named_client
@@ -213,12 +214,12 @@ class _Relay:
         self, leg: Leg, tasks: Mapping[int, ClientTask], rule: LocalRule, round: int, report: RelayReport
     ) -> None:
         """Train the leg's clients sequentially on the model."""
-        for client, epoch in zip(leg.clients, leg.epochs, strict=True):
-            task = tasks.get(client)
-            if task is None:
-                continue
-            done = self.engine.advance(self.model, replace(task, visit=epoch), rule, round, self.state)
-            if epoch == 0:
+        visits = zip(leg.clients, leg.epochs, strict=True)
+        visited = [replace(tasks[client], visit=epoch) for client, epoch in visits if client in tasks]
+        samples = loaded_ahead(self.engine.load, visited, self.model.device)
+        for task in visited:
+            done = self.engine.advance(self.model, task, rule, round, samples, self.state)
+            if task.visit == 0:
                 self.weight += task.coefficient
             else:
                 done.clients = done.samples = 0

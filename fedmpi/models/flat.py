@@ -61,9 +61,10 @@ class FlatModel:
         self.loss, self.part, self.device = loss, part, torch.device(device)
         self.plain, self.hooked = is_plain(module), has_hooks(module)
         self.pure = self.plain and not loss.part.foreign  # a step depends on its samples, parameters and masks alone
-        self.masks, self.sent = Masks(), SentMasks(self.device)
+        self.masks, self.sent = Masks(), SentMasks(self.device, self.plain)
         self.stacked_forms: dict[Any, Any] = {}
         self.least = 1
+        self.clients_at_once = 0  # how many a GPU trains as one batch in this run; 0 = undecided
         prepared = partial(_prepared, masks=self.masks, device=self.device)
         self._pristine = prepared(module)
         self._fresh = maker_of(module, rebuild and (lambda: prepared(rebuild())), self.masks)
@@ -145,8 +146,9 @@ class FlatModel:
         if not self.module.training:
             self.module.train()
         stream = partial(streams.generator, Purpose.DROPOUT, round, client)
-        masks = self.sent.client if self.plain and self.device.type != "cpu" else client_masks
-        self.masks.source = masks(stream) if dropout else no_masks
+        self.masks.source = client_masks(stream) if dropout else no_masks
+        if dropout and self.has_dropout and self.device.type != "cpu":
+            self.masks.source = self.sent.open([stream()])
 
     @contextmanager
     def evaluating(

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedmpi.common.arithmetic import to_device
 from fedmpi.common.types import Bytes
 
 Probability = Annotated[float, Field(ge=0, lt=1)]
@@ -96,38 +95,65 @@ def joined_masks(generators: Sequence[np.random.Generator], counts: Sequence[int
 
 
 class SentMasks:
-    """Source of a client's masks on a device, which receives those of a step before it, in one copy of bytes.
+    """Source of masks on a device, which receives those of a step before it, in one copy of bytes.
 
-    It serves plain modules, whose steps with equally many samples request the same masks. The first such step notes
-    them, and each is sent alone. The bytes of later ones are always in the same memory, as CUDA graphs require.
+    A trial of the model finds the masks of a step. Those of steps with equally many samples are in the same memory, as
+    CUDA graphs require. A module that is not plain may request others, which are then sent one by one.
     """
 
-    def __init__(self, device: torch.device):
-        self.device = device
-        self._requests: dict[int, list[tuple[int, int, float]]] = {}  # masks of a step, by its number of samples
-        self._kept: dict[int, Tensor] = {}  # their bytes on the device
+    def __init__(self, device: torch.device, plain: bool):
+        self.device, self.plain = device, plain
+        self.requests: list[tuple[float, float]] = []  # of a step: values per sample, and p
+        self._memory: dict[int, Tensor] = {}  # bytes on the device by the number of samples
 
-    def client(self, stream: Callable[[], np.random.Generator]) -> Source:
-        """Return the source of the masks of one client's steps."""
-        self._opened = cache(stream)
+    def open(self, streams: Sequence[np.random.Generator], counts: Sequence[int] = ()) -> Source:
+        """Return the source of one client's masks, or with counts of those for joined samples; see `joined_masks`."""
+        self._streams, self._counts = streams, counts or [1]
+        self._coming: list[tuple[tuple[int, float], Tensor]] = []  # masks that the step has not used
+        self._used: list[tuple[int, float]] = []
+        if counts:
+            self.prepare(counts)
         return self
 
-    def prepare(self, samples: int) -> None:
+    def prepare(self, counts: Sequence[int]) -> None:
         """Send the masks of the next step, which has so many samples, while the device still computes."""
-        self._noted = self._requests.setdefault(samples, [])
-        sizes = [rows * units for rows, units, _ in self._noted]
+        self._rewind()
+        self._counts, self._used, samples = counts, [], sum(counts)
+        self._before = [] if self.plain else [stream.bit_generator.state for stream in self._streams]
+        requests = [(round(samples * values), p) for values, p in self.requests]
+        sizes = [values for values, _ in requests]
         drawn = torch.empty(sum(sizes), dtype=torch.bool, pin_memory=self.device.type == "cuda")
-        for request, part in zip(self._noted, torch.split(drawn, sizes), strict=True):
-            part.numpy()[:] = draw_kept(self._opened(), *request).reshape(-1)
-        if len(self._kept.get(samples, ())) < len(drawn):
-            self._kept[samples] = torch.empty_like(drawn, device=self.device)
-        self._ready = iter(torch.split(self._kept[samples].copy_(drawn, non_blocking=True), sizes) if sizes else ())
+        for request, part in zip(requests, torch.split(drawn, sizes), strict=True):
+            part.copy_(self._drawn(*request))
+        kept = self._memory.get(samples)
+        if kept is None:
+            kept = torch.empty_like(drawn, device=self.device)
+        if len(counts) == 1:
+            self._memory[samples] = kept
+        kept.copy_(drawn, non_blocking=True)
+        self._coming = [*zip(requests, torch.split(kept, sizes), strict=True)]
+
+    def _drawn(self, values: int, p: float) -> Tensor:
+        """Draw which of so many values are kept, bool (values,)."""
+        counts = [values * count // sum(self._counts) for count in self._counts]
+        parts = [draw_kept(stream, 1, count, p) for stream, count in zip(self._streams, counts, strict=True)]
+        return torch.from_numpy(np.concatenate(parts, axis=None))
+
+    def _rewind(self) -> None:
+        """Forget the masks that the step did not use: the streams continue after those that it used."""
+        if self._coming and not self.plain:
+            for stream, state in zip(self._streams, self._before, strict=True):
+                stream.bit_generator.state = state
+            for request in self._used:
+                self._drawn(*request)
+        self._coming = []
 
     def __call__(self, rows: int, units: int, p: float) -> Tensor:
-        kept = next(self._ready, None)
-        if kept is None:
-            self._noted.append((rows, units, p))
-            kept = to_device(draw_kept(self._opened(), rows, units, p), self.device)
+        request = rows * units, p
+        if self._coming and self._coming[0][0] != request:
+            self._rewind()
+        kept = self._coming.pop(0)[1] if self._coming else self._drawn(*request).to(self.device)
+        self._used.append(request)
         return kept.view(rows, units) * float(np.float32(1 / (1 - p)))  # as `draw_mask`
 
 
@@ -179,10 +205,7 @@ class Dropout(nn.Module):
             )
         shape = x.shape[:2] + (1,) * (x.dim() - 2) if self.channels else x.shape
         rows, *others = shape or (1,)
-        mask = source(rows, math.prod(others), self.p)
-        if x.is_cuda and not mask.is_cuda:
-            mask = mask.pin_memory()  # its copy does not wait
-        return x * mask.view(shape).to(device=x.device, dtype=x.dtype, non_blocking=True)
+        return x * source(rows, math.prod(others), self.p).view(shape).to(device=x.device, dtype=x.dtype)
 
 
 REPLACED = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)

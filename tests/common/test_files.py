@@ -43,11 +43,7 @@ def order(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Path]]:
 
 def test_the_content_is_synced_before_the_name_and_the_folder_after_it(tmp_path: Path, order: list):
     write_whole(tmp_path / "file", b"some", memoryview(b" words"))
-    assert order == [
-        ("sync", tmp_path / ".file.partial"),
-        ("rename", tmp_path / "file"),
-        ("sync", tmp_path),
-    ]
+    assert order == [("sync", tmp_path / ".file.partial"), ("rename", tmp_path / "file"), ("sync", tmp_path)]
     assert (tmp_path / "file").read_bytes() == b"some words"
 
 
@@ -68,11 +64,7 @@ def test_folders_that_are_made_are_synced_in_the_one_above(tmp_path: Path, order
 
 def test_the_folder_of_the_checkpoints_is_on_the_disk_with_the_first_of_them(tmp_path: Path, order: list):
     path = save_checkpoint(tmp_path / "checkpoints", Checkpoint(5, {"model": torch.ones(3)}, {}), keep=2)
-    assert order[-3:] == [
-        ("sync", path.with_name(f".{path.name}.partial")),
-        ("rename", path),
-        ("sync", path.parent),
-    ]
+    assert order[-3:] == [("sync", path.with_name(f".{path.name}.partial")), ("rename", path), ("sync", path.parent)]
     assert ("sync", tmp_path) in order
 
 

@@ -5,18 +5,21 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from fedmpi import ClientArrays
+from fedmpi.common import arithmetic
 from fedmpi.data import source
 from fedmpi.data.opening import open_store
 from fedmpi.data.schema import DataDescription
 from fedmpi.data.shards import ShardStore
-from fedmpi.data.source import ClientData, Normalizer
+from fedmpi.data.source import ClientData, Normalizer, loaded_ahead
 from tests.local.elsewhere import elsewhere, transfers
 
 SIZES = [3, 1, 7, 4, 5]
@@ -25,6 +28,21 @@ SIZES = [3, 1, 7, 4, 5]
 @pytest.fixture
 def store(write: Callable[..., Path]) -> ShardStore:
     return open_store(write(SIZES, 3))
+
+
+def test_a_second_stream_copies_the_next_samples_while_a_gpu_uses_these(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+
+    def stream(name: str) -> SimpleNamespace:
+        return SimpleNamespace(name=name, wait_stream=lambda other: events.append(f"{name} waits for {other.name}"))
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream("main"))
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext(events.append(f"on {stream.name}")))
+    monkeypatch.setattr(arithmetic, "second_stream", lambda device: stream("side"))
+    for loaded in loaded_ahead(lambda k: (events.append(f"load {k}"), k)[1], range(2), torch.device("cuda")):
+        events.append(f"use {loaded}")
+    turn = ["main waits for side", "side waits for main", "on side"]
+    assert events == [*turn, "load 0", *turn, "load 1", "use 0", *turn, "use 1"]
 
 
 def test_images_are_normalized_per_channel(store: ShardStore) -> None:

@@ -155,7 +155,7 @@ def transfers() -> Iterator[list[str]]:
     try:
         yield found
     finally:
-        _watched.remove(found)
+        _watched[:] = [one for one in _watched if one is not found]
 
 
 def _note(func: Any, args: Any, away: list[Away], device: torch.device | None) -> None:

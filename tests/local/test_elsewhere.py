@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,7 @@ from fedmpi.core.reduce import RoundSum
 from fedmpi.local import client_state
 from fedmpi.local.batched import convolution
 from fedmpi.local.batched.engine import BatchedEngine, chunk_size
+from fedmpi.local.batched.stack import Stack
 from fedmpi.local.batched.translation import translate
 from fedmpi.local.graphs import Graphs
 from fedmpi.local.hooks import ClientHooks, Hooks
@@ -37,6 +40,7 @@ from fedmpi.models import build, flat
 from fedmpi.models.flat import FlatModel
 from fedmpi.mpi import Cluster
 from fedmpi.tasks.losses import task_loss
+from tests.end_to_end.in_process import run_into
 from tests.local import networks
 from tests.local.elsewhere import Away, Mixed, elsewhere, recorded, transfers
 from tests.local.synthetic import MIDDLE_IMAGES, TEXTS, InMemorySource, made, summed
@@ -91,7 +95,7 @@ def built(name: str, device: torch.device) -> tuple[FlatModel, InMemorySource]:
     torch.manual_seed(1)
     description = (NETWORKS | CONVOLUTIONS).get(name, MIDDLE_IMAGES)
     own = name in networks.CHAINS or name.startswith("graph ")
-    module = networks.made(name)[0] if own else build("mlp" if name == "own" else name, {}, description, 1)
+    module = networks.made(name)[0] if own else build("cnn" if name == "own" else name, {}, description, 1)
     if name == "own":
         module = OwnModule(module)
     return FlatModel(module.double(), device), InMemorySource(description, SIZES, torch.float64, device)
@@ -148,7 +152,7 @@ def watched(*methods: tuple[type, str]) -> Iterator[list[str]]:
         yield seen
 
 
-def test_what_forgets_its_device_is_noticed():
+def test_what_forgets_its_device_or_travels_is_noticed():
     with elsewhere() as device:
         there = torch.zeros(3, 2, device=device)
         there[:, 1].copy_(torch.ones(3))
@@ -156,9 +160,6 @@ def test_what_forgets_its_device_is_noticed():
         for forgetful in (lambda: there + torch.ones(2), lambda: there[torch.tensor([0, 1])], there.numpy):
             with pytest.raises(Mixed):
                 forgetful()
-
-
-def test_what_travels_is_noticed():
     with elsewhere() as device, transfers() as found:
         there = torch.ones(2, device=device)
         there.copy_(torch.zeros(2))
@@ -182,9 +183,10 @@ def test_steps_that_cannot_be_captured_start_eagerly_after_one_warning(caplog: p
 def test_engines_name_the_device_of_every_tensor(name: str, engine: type):
     for rule in RULES[engine]:
         here = trained(name, engine, [rule], HERE)
-        with elsewhere() as device, recorded() as graphs:
+        with elsewhere() as device, recorded() as graphs, watched((FlatModel, "weighted_gradient")) as seen:
             assert_alike(trained(name, engine, [rule], device), here)
         assert engine is not BatchedEngine or graphs["captured"] == 2
+        assert set(seen) <= {"kernel"}  # of a merged step
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -206,14 +208,45 @@ def test_a_stack_serves_more_clients_and_larger_batches_than_its_first_round(nam
         assert_alike(trained(name, BatchedEngine, rules, device, counts), here, 1e-10)
 
 
+@pytest.mark.parametrize("batch_size", [4, 16])
+def test_cohorts_of_all_sizes_share_few_graphs(batch_size: int):
+    """Steps of 1, 2, 3, 4, 6, 8 or 12 clients; no client fills a batch of 16."""
+    tasks, rule = [ClientTask(k, None, 0.3) for k in range(12)], replace(STEPS, batch_size=batch_size)
+
+    def found(device: torch.device) -> Tensor:
+        model = built("mlp", device)[0]
+        engine = made(BatchedEngine, model, InMemorySource(MIDDLE_IMAGES, np.resize(SIZES, 12), torch.float64, device))
+        counts = [*range(12, 0, -1)] * 2
+        return torch.stack([summed(engine, model, tasks[:count], rule)[0].cpu() for count in counts])
+
+    here = found(HERE)
+    with elsewhere() as device, recorded() as used:
+        assert_alike(found(device), here)
+    assert used["captured"] == 7
+
+
 @pytest.mark.parametrize(("optimizer", "vectors"), [("sgd", 2), ("adam", 6)])
-def test_the_tables_of_all_words_count_as_memory(optimizer: str, vectors: int, monkeypatch: pytest.MonkeyPatch):
+def test_tables_of_all_words_and_samples_count_as_memory(optimizer: str, vectors: int, monkeypatch: pytest.MonkeyPatch):
     """Values and their start; for Adam also the gradient, two moments and working memory."""
-    description = replace(TEXTS, vocabulary=100_000)
-    net = translate(build("text-cnn", {}, description, 1), description)
-    memory = 4 * 8 * vectors * net.embedding.weight.size * 4  # a quarter holds the tables of eight clients
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, memory))
-    assert chunk_size(net, 1, replace(STEPS, optimizer=optimizer), torch.empty(1, device="meta")) == 7
+    description, rule = replace(TEXTS, vocabulary=100_000), replace(STEPS, optimizer=optimizer)
+    net, start = translate(build("text-cnn", {}, description, 1), description), torch.empty(1, device="meta")
+    table = 4 * vectors * net.embedding.weight.size
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 4 * 8 * table))  # the tables of eight clients
+    assert chunk_size(net, 1, rule, start, sizes=np.ones(20)) == 6
+    assert chunk_size(net, 1, rule, start, sizes=np.full(20, table // (3 * 4 * 12))) == 3
+
+
+def test_a_resumed_run_trains_as_many_clients_at_once_on_a_larger_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    settings = (*SIDE_BY_SIDE, "data.source=digits:clients=12", "rounds=4", "logging.tensorboard=false")
+    prepared = core_experiment.prepare_device
+    with elsewhere() as device:
+        monkeypatch.setattr(core_experiment, "prepare_device", lambda *given: (prepared(*given), device)[1])
+        for folder, bits, rounds in (("whole", 23, None), ("parts", 23, 2), ("parts", 30, None)):
+            monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=1 << bits: (free, free))
+            run_into(tmp_path / folder, *settings, resume=bits == 30, stop_after=rounds)
+    whole, parts = (tmp_path / folder for folder in ("whole", "parts"))
+    assert [json.loads((run / "summary.json").read_text())["clients_at_once"] for run in (whole, parts)] == [3, 3]
+    assert (whole / "model.safetensors").read_bytes() == (parts / "model.safetensors").read_bytes()
 
 
 def test_what_the_host_reads_after_a_round_names_the_client():
@@ -253,10 +286,11 @@ def test_sequential_steps_copy_nothing_and_a_round_waits_once(name: str, optimiz
         model, source = built(name, device)
         engine = made(SequentialEngine, model, source)
         rules = [replace(STEPS, optimizer=optimizer, lr=lr) for lr in (0.05, 0.05, 0.02)]
-        sums = [summed(engine, model, TASKS, rule, round)[0] for round, rule in enumerate(rules)]
+        inside_steps = (Graphs, "run"), (FlatModel, "loss_gradient"), (Adam, "step"), (Adam, "finish")
+        with watched(*inside_steps) as inside:
+            sums = [summed(engine, model, TASKS, rule, round)[0] for round, rule in enumerate(rules)]
         total = FloatSum(torch.empty_like(model.initial))
-        inside_steps = (Graphs, "run"), (FlatModel, "loss_gradient"), (Adam, "step")
-        with watched(*inside_steps) as inside, transfers() as seen:
+        with transfers() as seen:
             engine.train(TASKS, RoundJob(model.initial, rules[0], 3, total))
         engine.observe = lambda client, update: None
         with transfers() as observed:
@@ -268,7 +302,7 @@ def test_sequential_steps_copy_nothing_and_a_round_waits_once(name: str, optimiz
     here = found(HERE)
     with elsewhere() as device, recorded() as used:
         assert_alike(found(device), here)
-    assert (used["replayed"] > 20) == (optimizer == "sgd" and name != "own")
+    assert (used["replayed"] > 20) == (name != "own")
 
 
 @pytest.mark.parametrize(
@@ -298,6 +332,25 @@ def test_losses_copy_nothing_in_a_step(loss: str, targets: str):
     with elsewhere() as device, watched((Graphs, "run")) as seen:
         assert_alike(found(BatchedEngine, device), here, 1e-4)
     assert set(seen) == {"kernel"}
+
+
+@pytest.mark.parametrize(
+    ("engine", "begin"), [(BatchedEngine, Stack.open), (SequentialEngine, FlatModel.begin_training)]
+)
+def test_the_next_samples_are_loaded_before_these_train(engine: type, begin: Any, monkeypatch: pytest.MonkeyPatch):
+    events: list[str] = []
+
+    def spy(owner: type, method: Any, event: str) -> None:
+        call = lambda *given: (events.append(event), method(*given))[1]  # noqa: E731
+        monkeypatch.setattr(owner, method.__name__, call)
+
+    with elsewhere() as device:
+        model, samples = built("mlp", device)
+        trains = made(engine, model, samples, chunk=1)
+        spy(Stack if engine is BatchedEngine else FlatModel, begin, "train")
+        spy(InMemorySource, InMemorySource.load, "load")
+        summed(trains, model, TASKS, STEPS)
+    assert events == ["load", *3 * ["load", "train"], "train"]
 
 
 def test_custom_losses_are_in_no_graph():

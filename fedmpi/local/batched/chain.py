@@ -16,16 +16,7 @@ from fedmpi.data.schema import DataDescription
 from fedmpi.local.batched.convolution import CONVOLUTION, Geometry, ImageColumns, ImagePool, MaxPool, MeanPool
 from fedmpi.local.batched.first_layer import FirstLinear
 from fedmpi.local.batched.forms import LAYERS
-from fedmpi.local.batched.layers import (
-    Flatten,
-    Layer,
-    Linear,
-    NotStackable,
-    ReLU,
-    Slot,
-    Squash,
-    StackedDropout,
-)
+from fedmpi.local.batched.layers import Flatten, Layer, Linear, NotStackable, ReLU, Slot, Squash, StackedDropout
 from fedmpi.local.batched.pooled import with_pools
 from fedmpi.local.batched.text import Embedding
 from fedmpi.local.traits import trial_samples
@@ -286,11 +277,9 @@ class _Translation:
         return _pair(part.padding)
 
 
-def _pair(value: object) -> tuple[int, int]:
-    if isinstance(value, tuple | list):
-        return int(value[0]), int(value[-1])
-    assert isinstance(value, int)
-    return value, value
+def _pair(value: Any) -> tuple[int, int]:
+    values = value if isinstance(value, tuple | list) else [value]
+    return int(values[0]), int(values[-1])
 
 
 _HANDLERS: dict[type, Callable[[_Translation, Any], None]] = {
@@ -334,15 +323,12 @@ def _with_options(kind: type[nn.Module], *names: str) -> _Make:
     return make
 
 
-def _layer(kind: type[nn.Module]) -> _Make:
-    return lambda traced, node, before: kind()
-
-
 _WINDOW = "kernel_size", "stride", "padding"
 _FUNCTIONS: dict[Any, _Make] = {
-    **dict.fromkeys((functional.relu, functional.relu_, torch.relu, torch.relu_, "relu", "relu_"), _layer(nn.ReLU)),
-    **dict.fromkeys((functional.tanh, torch.tanh, "tanh"), _layer(nn.Tanh)),
-    **dict.fromkeys((functional.sigmoid, torch.sigmoid, "sigmoid"), _layer(nn.Sigmoid)),
+    **dict.fromkeys((functional.relu, functional.relu_, torch.relu, torch.relu_), _with_options(nn.ReLU, "inplace")),
+    **dict.fromkeys(("relu", "relu_"), _with_options(nn.ReLU)),
+    **dict.fromkeys((functional.tanh, torch.tanh, "tanh"), _with_options(nn.Tanh)),
+    **dict.fromkeys((functional.sigmoid, torch.sigmoid, "sigmoid"), _with_options(nn.Sigmoid)),
     **dict.fromkeys((torch.flatten, torch.reshape, "flatten", "reshape", "view", "contiguous", "squeeze"), _reshaped),
     **dict.fromkeys(
         (functional.max_pool2d, torch.max_pool2d),

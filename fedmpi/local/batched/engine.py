@@ -6,6 +6,7 @@ floating-point rounding: batches, masks and updates are the same; only the order
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from fedmpi.aggregation.exact import FloatSum
 from fedmpi.common.errors import ComponentFailure, Divergence
 from fedmpi.common.streams import Purpose
 from fedmpi.common.types import Ints
+from fedmpi.data.source import loaded_ahead
 from fedmpi.local.batched.chain import StackedNet
 from fedmpi.local.batched.first_layer import pays_off, steps_at_once
 from fedmpi.local.batched.stack import BoundNet, Stack, client_by_client
@@ -27,6 +29,7 @@ from fedmpi.local.batched.update import StackOptimizer, stack_optimizer
 from fedmpi.local.hooks import ClientHooks, deliver
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import (
+    SMALL,
     ClientTask,
     LocalRule,
     RoundJob,
@@ -49,6 +52,7 @@ MOST_LAID_OUT = 1 << 30
 """Largest number of bytes for the laid-out batches of the batched clients; above it, fewer clients are batched."""
 MOST_CLIENTS_CPU = 32
 MOST_CLIENTS_DEVICE = 512
+NO_SIZES = np.zeros(0, np.int64)
 
 
 @dataclass
@@ -83,14 +87,25 @@ class BatchedEngine:
         working = sorted(tasks, key=lambda task: (step_count(rule, sizes[id(task)]), sizes[id(task)]), reverse=True)
         rows = max(batch_rows(rule, sizes[id(task)]) for task in working)
         most = step_count(rule, sizes[id(working[0])])
-        capacity = self.chunk or chunk_size(self.net, rows, rule, start, self._extra_values(rule, most, start.device))
+        capacity = self.chunk or self.clients_at_once(rule, start, rows, most)
         capacity = max(1, min(capacity, MOST_LAID_OUT // (most * rows * LAID_OUT_BYTES)))
         chunks = -(-len(working) // capacity)
         together = -(-len(working) // chunks)
+        if start.device.type != "cpu":
+            rows, together = batch_rows(rule, few_shapes(rows)), min(few_shapes(together), capacity)
         with torch.no_grad():
-            for part in np.array_split(np.arange(len(working)), chunks):
-                report += self._train_chunk([working[i] for i in part], together, rows, job)
+            parts = ([working[i] for i in part] for part in np.array_split(np.arange(len(working)), chunks))
+            for chunk in loaded_ahead(self._load, parts, start.device):
+                report += self._train_chunk(chunk, together, rows, job)
         return report
+
+    def clients_at_once(self, rule: LocalRule, start: Tensor, rows: int = 0, steps: int = 0) -> int:
+        """Return how many clients to train as one batch; on a GPU this is decided once per run."""
+        model, sizes, extra = self.model, self.source.sizes, self._extra_values(rule, steps, start.device)
+        if start.device.type != "cpu" and not model.clients_at_once:
+            rows = few_shapes(max(batch_rows(rule, int(sizes.max())), min(SMALL, int(sizes.max()))))
+            model.clients_at_once = chunk_size(self.net, rows, rule, start, extra, sizes)
+        return model.clients_at_once or chunk_size(self.net, rows, rule, start, extra)
 
     def _prepare(self, capacity: int, rows: int, rule: LocalRule, start: Tensor) -> Stack:
         """Return the stack of earlier rounds if it is large enough, else a new one."""
@@ -105,9 +120,8 @@ class BatchedEngine:
         stack.begin(start, together)
         return stack
 
-    def _train_chunk(self, tasks: list[ClientTask], together: int, rows: int, job: RoundJob) -> WorkReport:
+    def _train_chunk(self, chunk: _Chunk, together: int, rows: int, job: RoundJob) -> WorkReport:
         """Train clients in one batch. If it fails, one at a time, so that the failing one is named."""
-        chunk = self._load(tasks)
         try:
             stack = self._prepare(together, rows, job.rule, job.start)
             self._take_steps(stack, chunk, job)
@@ -115,17 +129,13 @@ class BatchedEngine:
             check_loss(chunk.report.loss_sum, job.rule.lr)
             self._collect(stack, chunk, job)
         except (Divergence, ComponentFailure) as failure:
-            self.sequential.name_failing(failure, tasks, job)
+            self.sequential.name_failing(failure, chunk.tasks, job)
         return chunk.report
 
     def _load(self, tasks: Sequence[ClientTask]) -> _Chunk:
         started = time.perf_counter()
-        chunk = _Chunk(tasks)
-        for task in tasks:
-            with named_client(task.client, self.rank):
-                x, y = self.source.load(task.client, task.rows)
-                chunk.features.append(x)
-                chunk.labels.append(y)
+        loaded = [*map(self.sequential.load, tasks)]
+        chunk = _Chunk(tasks, [x for x, _ in loaded], [y for _, y in loaded])
         chunk.report = WorkReport(samples=sum(map(len, chunk.labels)), load_seconds=time.perf_counter() - started)
         return chunk
 
@@ -139,7 +149,8 @@ class BatchedEngine:
             if self.hooks is not None:
                 with named_client(task.client, self.rank):
                     chunk.hooks.append(self.hooks.open(task, n))
-        timetable = Timetable(batches, [*map(len, chunk.labels)], stack.together)
+        sizes = [*map(len, chunk.labels)]
+        timetable = Timetable(batches, sizes, stack.together, batch_rows(rule, few_shapes(max(sizes))))
         chunk.steps = timetable.steps_of_clients
         chunk.report.steps, chunk.report.loss_count = sum(chunk.steps), int(timetable.counts.sum())
         corrections = self._corrections(chunk) if self.hooks is not None and self.hooks.corrects else None
@@ -160,11 +171,7 @@ class BatchedEngine:
             feed.fill(net, step)
             stack.begin_step(step)
             key = net.clients, net.rows, stack.step.keep, rule.dropout  # all that a graph does not read from memory
-            take = partial(net.step, *feed.weights(net, step))
-            if net.rows == rule.batch_size:
-                stack.graphs.run(key, take)
-            else:  # there are few steps, and as many shapes as client sizes
-                take()
+            stack.graphs.run(key, partial(net.step, *feed.weights(net, step)))
             for block in stack.blocks(active) if finishes else ():
                 optimizer.finish(block, step + 1)
         stack.settle(chunk.steps)
@@ -179,7 +186,7 @@ class BatchedEngine:
         if not len(clients):
             return
         order, largest = np.argsort(-sizes, kind="stable"), int(sizes.max())
-        together = min(chunk_size(self.net, largest, LocalRule(), w), len(order), most)
+        together = min(self.clients_at_once(LocalRule(), w, largest), len(order), most)
         stack = self._prepare(together, largest, LocalRule(), w)
         for first in range(0, len(order), together):
             places = order[first : first + together].tolist()
@@ -237,13 +244,21 @@ class BatchedEngine:
                 deliver(task, change, job, self.observe, client, chunk.steps[number])
 
 
-def chunk_size(net: StackedNet, rows: int, rule: LocalRule, start: Tensor, extra: int = 0) -> int:
+def few_shapes(count: int, up: bool = True) -> int:
+    """Round a number up or down to one of 1, 2, 3, 4, 6, 8, 12, 16, …, so that few graphs serve all steps."""
+    unit = 1 << max(0, (count - up).bit_length() - 2)
+    return (count + up * (unit - 1)) // unit * unit
+
+
+def chunk_size(
+    net: StackedNet, rows: int, rule: LocalRule, start: Tensor, extra: int = 0, sizes: Ints = NO_SIZES
+) -> int:
     """Return how many clients to train as one batch.
 
     On a CPU: as many as keep parameters, optimizer state and activations within CACHE_BYTES. The minimum is two, or one
     if a single client's activations exceed CACHE_BYTES. More clients spread the cost of a call, but values outside the
-    cache cost more. On a GPU: as many as fit in DEVICE_SHARE of its memory, whatever other processes use, so that runs
-    repeat; word vectors include those of all words.
+    cache cost more. On a GPU: as many as fit in DEVICE_SHARE of its memory, whatever other processes use. They have the
+    most samples (of `sizes`), which are there twice, besides those that come next, and the vectors of all words.
     """
     copies = 1 if rule.optimizer == "sgd" else 5
     activations = start.element_size() * rows * net.values_per_row
@@ -254,17 +269,19 @@ def chunk_size(net: StackedNet, rows: int, rule: LocalRule, start: Tensor, extra
     if net.embedding is not None:
         client_bytes += start.element_size() * (copies + 1) * net.embedding.weight.size
     _, memory = torch.cuda.mem_get_info(start.device)
-    return int(np.clip(DEVICE_SHARE * memory // client_bytes, 1, MOST_CLIENTS_DEVICE))
+    samples = 3 * start.element_size() * math.prod(net.description.feature_shape) * -np.sort(-sizes)
+    fitting = np.searchsorted(np.cumsum(client_bytes + samples), DEVICE_SHARE * memory, "right")
+    return few_shapes(int(np.clip(fitting, 1, MOST_CLIENTS_DEVICE)), up=False)
 
 
 class Timetable:
     """Steps and batch sizes of the clients of a chunk, which are sorted by steps, longest first.
 
     `batches` are the local samples of each step of every client, None = all of them; `sizes` the clients' samples.
-    With `fixed`, all batches have one size, and there are so many clients; the additional ones take no step.
+    With `fixed`, all batches have one size, at least `rows`, and there are so many clients; further ones take no step.
     """
 
-    def __init__(self, batches: list[list[Ints | None]], sizes: Sequence[int], fixed: int = 0):
+    def __init__(self, batches: list[list[Ints | None]], sizes: Sequence[int], fixed: int = 0, rows: int = 0):
         self.steps = len(batches[0])
         self.batches = [
             [np.arange(size) if rows is None else rows for rows in own]
@@ -277,7 +294,7 @@ class Timetable:
         self.active: list[int] = np.count_nonzero(self.counts, axis=1).tolist()  # the first so many clients take a step
         self.steps_of_clients: list[int] = np.count_nonzero(self.counts, axis=0).tolist()
         most = self.counts.max(axis=1)
-        self.most: list[int] = (np.full_like(most, most.max()) if fixed else most).tolist()  # samples of a step's batch
+        self.most: list[int] = (np.full_like(most, max(most.max(), rows)) if fixed else most).tolist()  # of a batch
 
     def filled(self, firsts: Sequence[int]) -> Tensor:
         """Return the samples of all steps, counted from each client's first, which fills up smaller batches.

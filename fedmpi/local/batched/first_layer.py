@@ -207,12 +207,7 @@ class KeptApart:
     """
 
     def __init__(
-        self,
-        shape: tuple[int, int],
-        optimizer: StackSGD,
-        drift: Drift,
-        samples: Sequence[Tensor],
-        workspace: Workspace,
+        self, shape: tuple[int, int], optimizer: StackSGD, drift: Drift, samples: Sequence[Tensor], workspace: Workspace
     ):
         self.optimizer, self.drift = optimizer, drift
         self.samples: Sequence[Tensor] = samples

@@ -133,15 +133,11 @@ def lora_linear(layer: LoraLinear, weights: Mapping[str, Weight], x: Tensor) -> 
 def embedding(layer: nn.Embedding, weights: Mapping[str, Weight], ids: Tensor) -> Tensor:
     if layer.max_norm is not None or layer.scale_grad_by_freq:
         raise NotStackable("Embedding with max_norm or scale_grad_by_freq")
-    found = _rows_of(weights["weight"].value, ids)
+    tables, clients = weights["weight"].value, torch.arange(len(ids), device=ids.device)
+    found = tables[clients.view(-1, *[1] * (ids.dim() - 1)), ids.long()]
     if layer.padding_idx is None:
         return found
     return torch.where((ids == layer.padding_idx).unsqueeze(-1), found.detach(), found)
-
-
-def _rows_of(tables: Tensor, ids: Tensor) -> Tensor:
-    """Return the rows (k, …, E) of every client's table (k, V, E)."""
-    return tables[torch.arange(len(ids), device=ids.device).view(-1, *[1] * (ids.dim() - 1)), ids.long()]
 
 
 @built_in(nn.LSTM)

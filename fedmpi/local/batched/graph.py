@@ -98,9 +98,7 @@ class _Batched(nn.Module):
         super().__init__()
         self.form, self.__dict__["layer"] = form, layer  # no submodule: its parameters are not the bound clients'
         self.keys = {name: id(one) for name, one in layer.named_parameters() if one.requires_grad}
-        self.axis = int(
-            isinstance(layer, nn.GRU | nn.LSTM) and not layer.batch_first
-        )  # the axis of samples in the inputs
+        self.axis = int(isinstance(layer, nn.GRU | nn.LSTM) and not layer.batch_first)  # the samples' axis in inputs
 
     def forward(self, x: Tensor) -> Any:
         bound = CURRENT[-1]

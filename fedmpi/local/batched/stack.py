@@ -157,9 +157,8 @@ class Stack:
         """Return the network on the first `clients` clients and batches of `rows` samples."""
         key = (clients, rows)
         if key not in self._bound:
-            if len(self._bound) >= MOST_BINDINGS:
+            if len(self._bound) >= MOST_BINDINGS and not self.together:  # on a GPU there are few shapes
                 self._bound.clear()
-                self.graphs.clear()
             self._bound[key] = BoundNet(self, clients, rows)
         found = self._bound[key]
         found.attach(self.tables)
@@ -261,9 +260,7 @@ class BoundNet:
         self.graph = graphs[0] if graphs else None
         loss = CrossEntropy if isinstance(stack.loss, CrossEntropyLoss) else PerSampleLoss
         self.loss = loss(replace(place, number=len(self.layers)), self.output, stack.loss, net.description)
-        self.given = torch.zeros(
-            2, clients, rows, 1, dtype=stack.dtype, device=stack.device
-        )  # fixed weights and counts
+        self.given = torch.zeros(2, clients, rows, 1, dtype=stack.dtype, device=stack.device)  # weights and counts
         self._sums = stack.losses[: clients * rows].view(clients, rows, 1)
         self._clients_x = list(self.x.unbind(0))
         self.flat_labels = self.loss.labels.flatten(0, 1)

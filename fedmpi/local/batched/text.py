@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.functional import embedding_bag
 
 from fedmpi.local.batched.forms import ARRANGED, Weight, built_in, product
 from fedmpi.local.batched.layers import Layer, NotStackable, Place, Slot
@@ -123,7 +122,7 @@ class Peaks:
         """Return Σ over a client's texts of gradient (k, b, F) · patch at `where` (k, b, F): (k, F, w · E)."""
         members = (where + self._first).transpose(1, 2).reshape(-1)
         shares = gradient.transpose(1, 2).reshape(-1)
-        summed = embedding_bag(
+        summed = functional.embedding_bag(
             members, patches, self._bags, mode="sum", per_sample_weights=shares, include_last_offset=True
         )
         return summed.view(self.clients, self.filters, -1)
