@@ -189,6 +189,26 @@ EFFECTS: dict[str, dict[str, str]] = {
         "clients.sampler.deadline": "180 0.1 clients",
         "clients.sampler.candidates": "4 8 clients",
     },
+    f"{SAMPLER}=clustered-similarity rounds=6": {
+        "clients.sampler.pool": "9 1 clients",
+        "clients.sampler.sketch_size": "64 1 clients",
+    },
+    f"{SAMPLER}=divfl rounds=4": {
+        "clients.sampler.error": "0 0.9 clients",
+        "clients.sampler.interval": "1 9 clients",
+        "clients.sampler.assigned": "false true model",
+        "clients.sampler.pool": "9 3 clients",
+        "clients.sampler.sketch_size": "64 1 clients",
+    },
+    f"{SAMPLER}=hics rounds=9": {
+        "clients.sampler.horizon": "1 9 clients",
+        "clients.sampler.gamma": "0 9 clients",
+        "clients.sampler.temperature": "0.0025 1 clients",
+        "clients.sampler.entropy_weight": "0 10 clients",
+        "clients.sampler.groups": "1 4 clients",
+        "clients.sampler.pool": "9 2 clients",
+        "clients.sampler.layers": '["*bias"] ["*weight"] clients',
+    },
     f"{S} clients.count=8 clients.sampler=ocs server.weights=unbiased": {
         "clients.sampler.candidates": "5 9 clients",
         "clients.sampler.j_max": "0 1 model",

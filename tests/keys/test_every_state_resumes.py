@@ -26,6 +26,7 @@ STATES = {
         f"{S} clients.sampler=oort devices=true clients.count=4 clients.sampler.window=1 "
         "clients.sampler.exclude_after=2"
     ),
+    "sketches of measured updates": f"{S} clients.sampler=divfl clients.count=2",
     "changes of losses": f"{S} clients.sampler=fedcor clients.count=4 clients.sampler.warmup=3",
     "feedback of independent draws": f"{S} clients.sampler=k-vib clients.count=6 clients.sampler.bound=1e-9",
     "corrections of clients and server": f"{SOME} local.algorithm=scaffold",

@@ -109,5 +109,4 @@ def _one_per_urn(group: Any, balls: Any, urns: int, most: int, generator: np.ran
     before, free = np.cumsum(inside) - inside, np.cumsum(most - inside) - (most - inside)
     there = np.searchsorted(np.cumsum(balls[kept]), before + ball, side="right")
     filled_in = np.searchsorted(np.cumsum(balls[rest]), free + ball - inside, side="right")
-    found = np.concatenate([kept, rest])
-    return found[np.where(ball < inside, there, len(kept) + filled_in)]
+    return np.concatenate([kept, rest])[np.where(ball < inside, there, len(kept) + filled_in)]

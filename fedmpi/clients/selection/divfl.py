@@ -78,8 +78,7 @@ class DivFL:
 
     def draw(self, view: Any) -> Cohort:
         """Select by stochastic greedy, in each group of clients separately."""
-        fresh = view.fresh("update_sketch")
-        measured = ~np.isnan(fresh[:, 0])
+        measured = ~np.isnan((fresh := view.fresh("update_sketch"))[:, 0])
         self.known[measured], self.measured[measured] = fresh[measured], view.round
         holding = view.available[view.sizes[view.available] > 0]
         mixed = view.generator.permutation(holding) if len(holding) > self.pool else holding

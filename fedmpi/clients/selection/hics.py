@@ -90,14 +90,12 @@ def hics(
         return angle + entropy_weight * np.abs(entropy[some, None] - entropy[others])
 
     group, core = np.zeros(len(seen), np.int64), np.arange(len(seen))
-    if len(seen) > pool:
-        core = np.sort(view.generator.choice(len(seen), pool, replace=False))
+    core = core if len(seen) <= pool else np.sort(view.generator.choice(core, pool, replace=False))
     if len(core) > 1:
         rows = distances(core, core)
         square = (rows**2).sum(1)
         apart = np.sqrt(np.maximum(square[:, None] + square - 2 * rows @ rows.T, 0))
-        tree = linkage(squareform(apart, checks=False), "ward")
-        group[core] = fcluster(tree, groups or view.count, "maxclust") - 1
+        group[core] = fcluster(linkage(squareform(apart, checks=False), "ward"), groups or view.count, "maxclust") - 1
     rest = np.setdiff1d(np.arange(len(seen)), core)
     for block in np.array_split(rest, -(-len(rest) // pool) or 1):
         group[block] = group[core[distances(block, core).argmin(1)]]
