@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -22,6 +22,7 @@ from fedmpi.common.arithmetic import to_device
 from fedmpi.common.errors import ComponentFailure, Divergence
 from fedmpi.common.streams import Purpose
 from fedmpi.common.types import Ints
+from fedmpi.data.source import loaded_ahead
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import rows_of_a_pass
 from fedmpi.local.work import (
@@ -90,14 +91,11 @@ class MergedEngine:
         assert isinstance(total, FloatSum) and rule.optimizer == "sgd"
         report = WorkReport(samples=len(clients), weight=float(drawn.weights.sum()), loss_count=len(clients))
         report.clients = report.steps = _runs(clients)[0].size
-        views = self.model.views(total.tensor)
-        first, ends, found = 0, self._ends(clients), []
-        while first < len(clients):
-            part = self._chunk(ends, first)
-            losses = self._add_chunk(views, Rows(clients[part], drawn.rows[part], drawn.weights[part]), job, report)
+        views, found, load = self.model.views(total.tensor), [], partial(self._load, drawn, report)
+        for part, x, y in loaded_ahead(load, self._chunks(clients), self.model.device):
+            losses = self._add_chunk(views, part, x, y, job)
             total.added()
             found.append(torch.stack([losses.sum(dtype=torch.float64), losses.abs().max().double()]))
-            first = part.stop
         for loss_sum, largest in torch.stack(found).cpu().tolist() if found else ():
             if not largest < LARGEST_LOSS:
                 raise Divergence(f"a loss is too large in round {job.round} at lr = {rule.lr:g}. Lower local.lr")
@@ -106,22 +104,18 @@ class MergedEngine:
             raise Divergence(f"the sum of the updates overflows in round {job.round}. Lower local.lr")
         return report
 
-    def _add_chunk(self, views: list[Tensor], drawn: Rows, job: RoundJob, report: WorkReport) -> Tensor:
+    def _add_chunk(self, views: list[Tensor], drawn: Rows, x: Tensor, y: Tensor, job: RoundJob) -> Tensor:
         """Add one chunk's weighted gradient to the views; return the samples' losses (r,)."""
-        clients, rows, weights = drawn
-        started = time.perf_counter()
-        x, y = self._load(clients, rows)
-        report.load_seconds += time.perf_counter() - started
         self.model.look(job.start)
         if not self.model.module.training:
             self.model.module.train()
         self.model.masks.source = no_masks
         if job.rule.dropout and self.model.has_dropout:
-            owners, counts = _runs(clients)
+            owners, counts = _runs(drawn.clients)
             of_client = partial(self.sequential.streams.generator, Purpose.DROPOUT, job.round)
             masks = joined_masks if self.model.device.type == "cpu" else self.model.sent.open
             self.model.masks.source = masks([*map(of_client, owners.tolist())], counts.tolist())
-        factors = to_device(weights, self.model.device).to(self.model.dtype)
+        factors = to_device(drawn.weights, self.model.device).to(self.model.dtype)
         tokens = CHUNK_ROWS["cpu"] * math.prod(self.source.description.feature_shape)
         with self.model.sparse_embeddings(self.model.sparse_pays(tokens)):
             losses, gradients = self.model.weighted_gradient(x, y, factors)
@@ -150,24 +144,29 @@ class MergedEngine:
         assert chosen is not None and len(chosen) == batch_rows(rule, n)
         return chosen if task.rows is None else task.rows[chosen]
 
-    def _ends(self, clients: Ints) -> Ints:
-        """Return where a pass may end: anywhere, or only between clients if masks are drawn per batch of a client."""
-        return np.cumsum(_runs(clients)[1]) if self.model.has_dropout else np.arange(1, len(clients) + 1)
-
-    def _chunk(self, ends: Ints, first: int) -> slice:
-        """Return the samples of one pass from `first` on, about `_rows`; more if a single client has more."""
+    def _chunks(self, clients: Ints) -> Iterator[slice]:
+        """Yield the samples of each pass, about `_rows`; it ends between clients if masks are drawn per client."""
+        ends = np.cumsum(_runs(clients)[1]) if self.model.has_dropout else np.arange(1, len(clients) + 1)
         if self._rows is None:
             device = self.model.device
             most = CHUNK_ROWS.get(device.type, CHUNK_ROWS["cpu"])
             self._rows = rows_of_a_pass(self.model, self.source.description, most, training=True)
-        place = int(np.searchsorted(ends, first + self._rows, side="right"))
-        last = int(ends[max(place - 1, 0)])
-        return slice(first, last if last > first else int(ends[place]))
+        first = 0
+        while first < len(clients):
+            place = int(np.searchsorted(ends, first + self._rows, side="right"))
+            last = int(ends[place - 1] if place and ends[place - 1] > first else ends[place])
+            yield slice(first, last)
+            first = last
 
-    def _load(self, clients: Ints, rows: Ints) -> tuple[Tensor, Tensor]:
+    def _load(self, drawn: Rows, report: WorkReport, part: slice) -> tuple[Rows, Tensor, Tensor]:
+        """Load the samples of one pass."""
+        started = time.perf_counter()
         if self._offsets is None:
             self._offsets = offsets_of(self.source.sizes)
-        return self.source.load_positions(self._offsets[clients] + rows)
+        rows = Rows(drawn.clients[part], drawn.rows[part], drawn.weights[part])
+        x, y = self.source.load_positions(self._offsets[rows.clients] + rows.rows)
+        report.load_seconds += time.perf_counter() - started
+        return rows, x, y
 
 
 def _runs(clients: Ints) -> tuple[Ints, Ints]:

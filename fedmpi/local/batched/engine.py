@@ -187,15 +187,16 @@ class BatchedEngine:
             return
         order, largest = np.argsort(-sizes, kind="stable"), int(sizes.max())
         together = min(self.clients_at_once(LocalRule(), w, largest), len(order), most)
-        stack = self._prepare(together, largest, LocalRule(), w)
+        stack = self._prepare(together, few_shapes(largest), LocalRule(), w)
         for first in range(0, len(order), together):
             places = order[first : first + together].tolist()
             chunk = self._load([ClientTask(int(clients[place]), rows_of[place], 1.0) for place in places])
-            timetable = Timetable([[None]] * len(places), [*map(len, chunk.labels)], stack.together and len(places))
+            rows = [*map(len, chunk.labels)]
+            timetable = Timetable([[None]] * len(places), rows, stack.together, few_shapes(max(rows)))
             with torch.no_grad():
                 read = stack.open(chunk.features, w, StackOptimizer())
                 feed = Feed(timetable, read, chunk.labels, stack.dtype, weight=stack.weight)
-                net = stack.bound(timetable.active[0], timetable.most[0])
+                net = stack.bound(stack.computed(timetable.active[0]), timetable.most[0])
                 feed.fill(net, 0)
                 net.step(*feed.weights(net, 0))
             yield clients[places], stack.flat_gradients()
