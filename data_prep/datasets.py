@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from data_prep.formats.cifar import read_cifar
-from data_prep.formats.idx import read_emnist, read_mnist
+from data_prep.formats.idx import read_emnist, read_fashion_mnist, read_mnist
 from data_prep.formats.images import read_cinic10, read_image_folder
 from data_prep.formats.leaf import LETTERS, read_femnist, read_shakespeare
 from data_prep.formats.own import MEMBERS, of_arrays, read_own_files
@@ -31,6 +31,12 @@ MNIST_FILES = {
     "train-labels-idx1-ubyte.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
     "t10k-images-idx3-ubyte.gz": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
     "t10k-labels-idx1-ubyte.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+}
+FASHION_FILES = {  # as in the README of the official repository
+    "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+    "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
+    "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
+    "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
 }
 EMNIST_SPLITS = {
     "balanced": ("112,800 + 18,800", 47),
@@ -87,8 +93,8 @@ def read_digits(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally
 
 OWN_ARRAYS = DataSet(
     name="arrays",
-    files="an .npz file with x, y and optionally user, x_test, y_test, or a table (.csv, .tsv, .parquet, .arrow), or "
-    "a folder of tables (train and test by name)",
+    files="an .npz or HDF5 file with x, y and optionally user, x_test, y_test, or a table (.csv, .tsv, .parquet, "
+    ".arrow), or a folder of tables or HDF5 files (train and test by name)",
     reader=read_own_files,
     options=TEXT_OPTIONS | OF_ARRAYS | {"label", "user", "features", "delimiter", "encoding", "image_size"},
     raw="file",
@@ -107,6 +113,21 @@ ALL = (
         sources=tuple(
             Source(f"https://ossci-datasets.s3.amazonaws.com/mnist/{name}", f"sha256:{digest}")
             for name, digest in MNIST_FILES.items()
+        ),
+    ),
+    DataSet(
+        name="fashion-mnist",
+        samples="60,000 + 10,000",
+        classes="10",
+        licence="MIT",
+        citation="H. Xiao, K. Rasul, R. Vollgraf, Fashion-MNIST: a novel image dataset for benchmarking machine "
+        "learning algorithms, 2017",
+        page="https://github.com/zalandoresearch/fashion-mnist",
+        files="the four idx files of Fashion-MNIST (train-images-idx3-ubyte, ...; plain or .gz)",
+        reader=read_fashion_mnist,
+        sources=tuple(
+            Source(f"http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/{name}", f"md5:{digest}")
+            for name, digest in FASHION_FILES.items()
         ),
     ),
     *(_emnist(split, samples, classes) for split, (samples, classes) in EMNIST_SPLITS.items()),
@@ -136,7 +157,7 @@ ALL = (
         citation="A. Go, R. Bhayani, L. Huang, Twitter sentiment classification using distant supervision, Stanford, "
         "2009",
         page="http://help.sentiment140.com/for-students",
-        files="training*.csv and testdata*.csv of Sentiment140 (plain or .gz)",
+        files="training*.csv of Sentiment140, and testdata*.csv if you have it (plain or .gz)",
         reader=read_sentiment140,
         sources=(
             Source(
@@ -144,7 +165,7 @@ ALL = (
                 "sha256:004a3772c8a7ff9bbfeb875880f47f0679d93fc63e5cf9cff72d54a8a6162e57",
             ),
         ),
-        options=TEXT_OPTIONS,
+        options=TEXT_OPTIONS | {"split"},
     ),
     DataSet(
         name="mind",

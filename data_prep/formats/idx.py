@@ -1,4 +1,4 @@
-"""The idx format (a big-endian header, then unsigned bytes; plain or gzipped), and its data sets MNIST and EMNIST."""
+"""The idx format (a big-endian header, then unsigned bytes; plain or gzipped): MNIST, Fashion-MNIST and EMNIST."""
 
 from __future__ import annotations
 
@@ -19,6 +19,10 @@ from fedmpi.common.types import AnyArray, Ints
 UNSIGNED_BYTE = 0x08
 MNIST_CONTENT = "06b0d1f124c4e5fa796686ade41a9b778edacc8622f2195a352ef479ad44fc16"
 """SHA-256 of the values of MNIST's four files."""
+GARMENTS = (
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+)  # fmt: skip
+"""Classes of Fashion-MNIST, in the order of their labels."""
 
 
 def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
@@ -77,11 +81,8 @@ def read_mnist(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally)
     Other data sets under MNIST's file names are recognized by content (`not_official`); their classes are those that
     occur.
     """
-    train_x, train_y, _ = _pair(raw, "train", 256, data_set.files)
-    test_x, test_y, _ = _pair(raw, "t10k", 256, data_set.files)
-    content = hashlib.sha256()
-    for values in (train_x, train_y.astype(np.uint8), test_x, test_y.astype(np.uint8)):
-        content.update(np.ascontiguousarray(values).data)
+    train_x, train_y, _ = train = _pair(raw, "train", 256, data_set.files)
+    test_x, test_y, _ = test = _pair(raw, "t10k", 256, data_set.files)
     distinct, labels = np.unique(np.concatenate([train_y, test_y]), return_inverse=True)
     data = data_set.images(
         tuple(map(str, distinct.tolist())),
@@ -91,7 +92,24 @@ def read_mnist(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally)
         mean=(0.1307,),
         std=(0.3081,),
     )
-    return data if content.hexdigest() == MNIST_CONTENT else not_official(data, tally)
+    return data if _is_mnist(train, test) else not_official(data, tally)
+
+
+def _is_mnist(*parts: tuple[NDArray[np.uint8], Ints, Path]) -> bool:
+    """Check whether images and labels are those of MNIST's own files."""
+    content = hashlib.sha256()
+    for x, y, _ in parts:
+        content.update(np.ascontiguousarray(x).data)
+        content.update(y.astype(np.uint8).data)
+    return content.hexdigest() == MNIST_CONTENT
+
+
+def read_fashion_mnist(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
+    """Read Fashion-MNIST from its idx files; features (1, 28, 28) uint8."""
+    train, test = (_pair(raw, stem, len(GARMENTS), data_set.files) for stem in ("train", "t10k"))
+    if _is_mnist(train, test):
+        raise UserError(f"{raw} holds the files of MNIST, not of Fashion-MNIST. Prepare mnist, or fetch the others")
+    return data_set.images(GARMENTS, rows_of(train[0][:, None], test[0][:, None]), train[1], test[1], fit=measure)
 
 
 def read_emnist(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:

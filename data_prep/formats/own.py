@@ -1,17 +1,20 @@
-"""Users' files: arrays of an .npz file, or a table (CSV, Parquet or Arrow, also of Hugging Face's datasets)."""
+"""Users' files: arrays (.npz, HDF5), or a table (CSV, Parquet or Arrow, also of Hugging Face's datasets)."""
 
 from __future__ import annotations
 
 import io
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pandas as pd
 
+from data_prep.formats.files import files_below, part_of
 from data_prep.formats.images import STATISTICS_ROWS, common_form, decoded, form_of
 from data_prep.formats.tables import Column, UserTable, is_missing, is_table, open_table, roles_of
 from data_prep.formats.texts import Texts
@@ -29,7 +32,11 @@ WHOLE = 2.0**53  # larger neighboring whole numbers are equal as floats
 NAMED = 10
 """Largest number of columns that are listed by name."""
 MEMBERS = ("x", "y", "user", "x_test", "y_test")
-Arrays = dict[str, AnyArray]
+HDF5 = (".h5", ".hdf5")
+BLOCK_BYTES = 32 << 20
+SEEN_ROWS = 10_000  # of a dataset of HDF5, to check the precision of its columns
+Arrays = dict[str, Any]
+"""Arrays by name; samples may be a dataset of HDF5 instead."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +193,9 @@ def read_own_files(data_set: DataSet, raw: Path, options: ReadOptions, tally: Ta
     """
     if raw.is_file() and not raw.stat().st_size:
         raise UserError(f"{raw} is empty. Write or fetch it again.")
-    if raw.is_dir() or is_table(raw):
+    if found := hdf5_files(raw):
+        own = of_arrays(raw, read_hdf5(raw, found, options), options)
+    elif raw.is_dir() or is_table(raw):
         own = of_table(raw, options, tally)
     elif raw.name.lower().endswith(".npz"):
         own = of_arrays(raw, read_npz(raw, options), options)
@@ -356,6 +365,49 @@ def read_npz(path: Path, options: ReadOptions) -> Arrays:
         ) from error
 
 
+def hdf5_files(raw: Path) -> list[Path]:
+    """Return the HDF5 files that are meant: the file, or those of a folder."""
+    return [path for path in (files_below(raw) if raw.is_dir() else [raw]) if path.suffix.lower() in HDF5]
+
+
+def read_hdf5(raw: Path, files: list[Path], options: ReadOptions) -> Arrays:
+    """Return the arrays of one file, or of a file for training and one for testing; samples stay in their files."""
+    endings = ["_test" if raw.is_dir() and part_of(path.relative_to(raw)) == "test" else "" for path in files]
+    if len(set(endings)) < len(files):
+        named = ", ".join(str(path.relative_to(raw)) for path in files[:4])
+        raise UserError(
+            f"{raw} holds {len(files)} HDF5 files ({named}). Give one, or one with train and one with test in its name."
+        )
+    arrays: Arrays = {}
+    for path, ending in zip(files, endings, strict=True):
+        try:
+            for name, found in h5py.File(path, "r").items():  # its datasets keep the file open
+                key = name + ending
+                meant = key in (*MEMBERS, options.split) and isinstance(found, h5py.Dataset)
+                arrays[key] = np.empty(0) if not meant else found if name.startswith("x") else np.asarray(found[()])
+        except OSError as error:
+            raise UserError(f"{path} is no readable HDF5 file ({raised(error)}). Write or fetch it again.") from error
+    return arrays
+
+
+def _in_blocks(where: str, source: h5py.Dataset, options: ReadOptions) -> AnyArray:
+    """Return samples of a file as they are stored, read in blocks into a temporary file."""
+    step = max(1, BLOCK_BYTES // max(1, source.dtype.itemsize * int(np.prod(source.shape[1:], dtype=np.int64))))
+    try:
+        with tempfile.TemporaryFile() as file:
+            for low in range(0, max(1, len(source)), step):
+                block = _in_form(where, source[low : low + step], options)
+                file.write(block.tobytes())
+            file.flush()
+            shape = (len(source), *block.shape[1:])
+            return block if len(source) <= step else np.memmap(file, block.dtype, "r", shape=shape)
+    except OSError as error:
+        raise UserError(
+            f"{where} cannot be copied to {tempfile.gettempdir()} ({error.strerror or error}). Set TMPDIR to a folder "
+            "with more room, or write the file again."
+        ) from error
+
+
 def of_arrays(raw: Path | str, arrays: Arrays, options: ReadOptions) -> OwnData:
     """Return the data of named arrays, as in an .npz file: x, y and optionally user, x_test, y_test."""
     if "x" not in arrays or "y" not in arrays or ("x_test" in arrays) != ("y_test" in arrays):
@@ -401,8 +453,18 @@ def of_arrays(raw: Path | str, arrays: Arrays, options: ReadOptions) -> OwnData:
     )
 
 
-def _features(where: str, x: AnyArray, options: ReadOptions) -> AnyArray:
+def _features(where: str, x: AnyArray | h5py.Dataset, options: ReadOptions) -> AnyArray:
     """Return an array of samples as it is stored; images have the axes (n, C, h, w)."""
+    stored = isinstance(x, h5py.Dataset)
+    if x.ndim == 2 and x.dtype == np.float64:
+        seen = x[:: len(x) // SEEN_ROWS + 1] if stored else x
+        if np.isfinite(seen).all():
+            check_precision(where, [str(number) for number in range(x.shape[1])], seen)
+    return _in_blocks(where, x, options) if stored else _in_form(where, x, options)
+
+
+def _in_form(where: str, x: AnyArray, options: ReadOptions) -> AnyArray:
+    """Return samples with the axes and the type that they are stored with."""
     kind = options.task or ("vector" if x.ndim == 2 else "image")
     if x.ndim not in {"text": (2,), "vector": (2, 3), "image": (3, 4)}[kind]:
         raise UserError(
@@ -413,6 +475,4 @@ def _features(where: str, x: AnyArray, options: ReadOptions) -> AnyArray:
         x = x[:, None]
     elif x.ndim == 4 and x.shape[3] in CHANNELS and x.shape[1] not in CHANNELS:
         x = np.moveaxis(x, 3, 1)
-    if x.ndim == 2 and x.dtype == np.float64 and np.isfinite(x).all():
-        check_precision(where, [str(number) for number in range(x.shape[1])], x)
     return features(where, x, options.task if x.ndim == 2 else kind)

@@ -20,8 +20,8 @@ from unicodedata import category, normalize
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.formats.files import csv_rows, files_below, lines, require
-from data_prep.holdout import note_users_in_both, train_test_groups, train_test_rows
+from data_prep.formats.files import csv_rows, files_below, folder_of, lines, require
+from data_prep.holdout import hold_out_test, note_users_in_both, train_test_groups, train_test_rows
 from data_prep.raw import DataSet, RawDataset, ReadOptions, Tally
 from fedmpi.common.errors import UserError
 from fedmpi.common.types import Ints
@@ -147,10 +147,11 @@ def text_data_set(
     parts: tuple[Ints, Ints],
     options: ReadOptions,
     tally: Tally,
+    tested: bool = True,
 ) -> RawDataset:
     """Return the data set of texts with classes, and with their users if any are known."""
     for which, rows in zip(("training", "test"), parts, strict=True):
-        if not len(rows):
+        if not len(rows) and (tested or which == "training"):
             raise UserError(
                 f"{data_set.name}: no {which} row can be read. Give {data_set.files} as --raw.{tally.first_bad}"
             )
@@ -217,9 +218,13 @@ def read_mind(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally) 
 
 
 def read_sentiment140(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
-    """Read tweets by mood from two CSV files: label 0 negative, 1 positive; neutral test rows are dropped."""
+    """Read tweets by mood from two CSV files: label 0 negative, 1 positive; neutral test rows are dropped.
+
+    Without the file of the test part, a part of the training tweets is held out.
+    """
     texts, ends = Texts(options.tokens), []
-    for name in ("training", "testdata"):
+    tested = bool(files_below(folder_of(raw), "testdata*.csv", "testdata*.csv.gz"))
+    for name in ("training", *(["testdata"] if tested else [])):
         path = require(raw, (f"{name}*.csv", f"{name}*.csv.gz"), data_set.files)
         for line, row in csv_rows(path, lines(path, fallback="latin-1")):  # official files mix encodings
             where = f"{path}, line {line}"
@@ -236,7 +241,8 @@ def read_sentiment140(data_set: DataSet, raw: Path, options: ReadOptions, tally:
         ends.append(len(texts))
     rows, labels = np.arange(len(texts)), np.array(texts.labels, np.int64)
     parts = rows[: ends[0]], rows[ends[0] :]
-    return text_data_set(data_set, texts, labels, ("negative", "positive"), parts, options, tally)
+    data = text_data_set(data_set, texts, labels, ("negative", "positive"), parts, options, tally, tested)
+    return hold_out_test(data, options.split, tally)
 
 
 def read_amazon(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:

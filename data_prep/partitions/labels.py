@@ -40,6 +40,7 @@ def draw_dirichlet(
     by: Literal["class", "client"] = "class",
     empty: Literal["fill", "keep"] = "fill",
     redraws: CountOrZero = REDRAWS,
+    min_samples: CountOrZero = 0,
 ) -> Partition:
     """By class: the clients' shares of each class ~ Dir(alpha); by client: each client's mix ~ Dir(alpha), equal sizes.
 
@@ -56,14 +57,26 @@ def draw_dirichlet(
     empty : {"fill", "keep"}
         Clients without samples: move one random sample of the largest clients to each (fill), or keep them empty.
     redraws : int
-        Largest number of new draws while a client is empty.
+        Largest number of new draws while a client is empty, or has less than `min_samples`.
+    min_samples : int
+        Fewest samples of a client, reached by new draws alone (0: as `empty` says).
     """
+    samples, clients = len(request.labels), request.clients or 1
+    if min_samples * clients > samples:
+        raise UserError(
+            f"{samples} samples cannot give {clients} clients {min_samples} each. Lower --min-samples or --clients"
+        )
     if by == "client":
-        sizes = even_sizes(len(request.labels), request.enough)
+        sizes = even_sizes(samples, request.enough)
         return Partition(*dirichlet_by_client(request.labels, request.classes, sizes, alpha, request.generator))
     rows, offsets, filled = dirichlet_by_class(
-        request.labels, request.classes, request.clients or 1, alpha, request.generator, empty == "fill", redraws
+        request.labels, request.classes, clients, alpha, request.generator, empty == "fill", redraws, min_samples
     )
+    if (least := int(np.diff(offsets).min())) < min_samples:
+        raise UserError(
+            f"the smallest client of each of {1 + redraws} draws has less than {min_samples} samples ({least} in the "
+            "last draw). Raise --redraws or --alpha, or lower --min-samples or --clients"
+        )
     notes = (f"{filled} clients drew no sample and were given one of the largest clients' samples",) if filled else ()
     return Partition(rows, offsets, notes=notes)
 

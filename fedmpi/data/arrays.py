@@ -86,6 +86,8 @@ class ClientArrays:
         N, where the last clients hold no sample.
     classes : int, optional
         C; by default one more than the largest label (of tokens, also of the vocabulary).
+    class_names : sequence of str, optional
+        C names of the classes or labels, by number, for shards, `fedmpi inspect` and confusion.csv.
     targets : {"classification", "tokens", "multilabel", "regression"}, optional
         Kind of y. By default whole numbers (n,) are classes, whole numbers (n, L) tokens, booleans (n, C) labels, and
         other numbers a regression. Rows of zeros and ones need it: they could be classes, labels or tokens.
@@ -116,6 +118,7 @@ class ClientArrays:
         val: Sequence[Any] | None = None,
         clients: int | None = None,
         classes: int | None = None,
+        class_names: Sequence[str] | None = None,
         targets: Targets | None = None,
         task: Modality | None = None,
         vocabulary: int | None = None,
@@ -139,6 +142,9 @@ class ClientArrays:
         )
         self.client_ids = np.arange(count) if names is None else names
         self.x, self.y, self.offsets = _by_owner(x, y, owner, count)
+        self.class_names = tuple(map(str, () if class_names is None else class_names))
+        named = not self.class_names or self.targets in ("classification", "multilabel")
+        _need(named, f"class_names has no effect on targets = {self.targets!r}. Leave it out")
         self.test = self._held_out("test", test)
         self.val: Samples | None = None
         self.val_offsets: Ints | None = None
@@ -150,9 +156,11 @@ class ClientArrays:
                 x, y, self.val_offsets = _by_owner(x, y, owner, count)
                 self.val = x, y
         try:
-            self.description = self._describe(classes, vocabulary, mean, std)
+            self.description = self._describe(classes or len(self.class_names) or None, vocabulary, mean, std)
         except ValidationError as error:
             raise UserError(f"{NAME}: {first_problem(error)}") from None
+        known, held = self.description.classes, len(self.class_names)
+        _need(held in (0, known), f"class_names has {held} names, but there are {known} classes. Name each")
         counts = count * self.description.classes
         _need(
             self.targets != "classification" or counts <= MOST_COUNTS,
@@ -289,7 +297,7 @@ class ClientArrays:
 
     def _manifest(self) -> Manifest:
         clients, samples, classes = len(self.offsets) - 1, len(self.x), self.description.classes
-        names = tuple(map(str, range(classes))) if self.description.labeled else ()
+        names = self.class_names or (tuple(map(str, range(classes))) if self.description.labeled else ())
         test_x, test_y = self.test
         return Manifest(
             dataset=self.name,
@@ -306,7 +314,9 @@ class ClientArrays:
             val=None if self.val is None else ShardFile("", self.val[0].nbytes, "", samples=len(self.val[1])),
             empty_clients=int((np.diff(self.offsets) == 0).sum()),
             command="in memory",
-            notes=class_notes({part: y for part, (_, y) in self._parts().items()}, names) if names else (),
+            notes=class_notes({part: y for part, (_, y) in self._parts().items()}, names)
+            if self.description.labeled
+            else (),
         )
 
 

@@ -89,19 +89,21 @@ def dirichlet_by_class(
     generator: np.random.Generator,
     fill: bool = True,
     redraws: int = REDRAWS,
+    least: int = 0,
 ) -> tuple[Ints, Ints, int]:
     """Draw for every class the shares of the clients ~ Dir(alpha, ..., alpha), independently (Yurochkin et al. 2019).
 
     Shares become whole samples by `systematic_counts`: each client's expected count is exactly its share. A draw that
     leaves clients without samples is repeated up to `redraws` times; then, with `fill`, each empty client gets one
-    random sample of the largest clients. Returns rows, offsets, and the number of clients that were filled.
+    random sample of the largest clients. With `least`, draws are repeated while a client has fewer samples, and none is
+    filled. Returns rows, offsets, and the number of clients that were filled.
     """
     if fill and len(labels) < clients:
         raise UserError(
             f"{len(labels)} samples cannot give {clients} clients one each. Ask for at most {len(labels)} clients"
         )
     # Below this many samples a client, repeating the whole draw has no chance worth its time.
-    attempts = 1 + redraws if fill and len(labels) >= 2 * clients else 1
+    attempts = 1 + redraws if least or (fill and len(labels) >= 2 * clients) else 1
     bits: Any = generator.bit_generator  # NumPy's own ones can jump far ahead
     rounding = np.random.Generator(bits.jumped())  # so that the shares do not depend on their rounding
     owner = np.zeros(len(labels), np.int32)
@@ -109,9 +111,9 @@ def dirichlet_by_class(
         for members in _shuffled_classes(labels, classes, generator):
             counts = systematic_counts(generator.dirichlet(np.full(clients, alpha)), len(members), rounding)
             owner[members] = np.repeat(np.arange(clients, dtype=np.int32), counts)
-        if len(np.unique(owner)) == clients:
+        if np.bincount(owner, minlength=clients).min() >= max(1, least):
             break
-    filled = fill_empty(owner, clients, generator) if fill else 0
+    filled = fill_empty(owner, clients, generator) if fill and not least else 0
     return *group_by_owner(owner, clients, generator), filled
 
 

@@ -236,3 +236,22 @@ def test_a_custom_function_is_a_source_of_data_by_name(tmp_path: Path, monkeypat
     ):
         with pytest.raises(UserError, match=words):
             open_store(name)
+
+
+def test_class_names_are_saved_and_shown(tmp_path: Path) -> None:
+    names = ("cat", "dog", "owl")
+    x, y = np.random.default_rng(0).standard_normal((60, 4)).astype(np.float32), np.arange(60) % 3
+    arrays = ClientArrays(x, y, np.arange(60) % 5, test=(x, y), class_names=names)
+    assert open_store(arrays.save(tmp_path / "s")).manifest.class_names == names
+    fedmpi.run("fedavg", {"rounds": 1, "clients.count": 2}, data=arrays, out=tmp_path / "RUN")
+    assert (tmp_path / "RUN" / "confusion.csv").read_text().splitlines()[0].split(",")[1:] == list(names)
+    several = ClientArrays(
+        x, np.eye(3, dtype=bool)[y], np.arange(60) % 5, test=(x, np.eye(3, dtype=bool)[y]), class_names=names
+    )
+    assert several.store.manifest.class_names == names
+    for wrong, said in (
+        ({"class_names": names[:2]}, "2"),
+        ({"class_names": names, "targets": "regression"}, "no effect"),
+    ):
+        with pytest.raises(UserError, match=said):
+            ClientArrays(x, y, np.arange(60) % 5, test=(x, y), **wrong)

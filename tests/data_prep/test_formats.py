@@ -225,6 +225,15 @@ def test_cinic10_is_read_from_its_folders(tmp_path: Path) -> None:
         read("cinic10", tmp_path)
 
 
+def test_fashion_mnist_names_its_classes_and_is_not_mnist(tmp_path: Path, data_folder: Path) -> None:
+    mnist(tmp_path, 10, 0)
+    raw = read("fashion-mnist", tmp_path)
+    assert (raw.classes, raw.class_names[9], len(raw.train), len(raw.test)) == (10, "Ankle boot", 120, 60)
+    assert raw.y[:12].tolist() == [*range(10), 0, 1] and 0 < raw.mean[0] < 1
+    with pytest.raises(UserError, match="holds the files of MNIST, not of Fashion-MNIST"):
+        read("fashion-mnist", data_folder / "mnist")
+
+
 # LEAF's JSON and TFF's HDF5
 
 
@@ -265,6 +274,15 @@ def test_rows_of_tweets_that_cannot_be_read_are_named_by_line(tmp_path: Path) ->
     assert raw.y[raw.train].tolist() == [0, 0, 1] and raw.skipped == 3 and "café" in raw.vocabulary
     assert "training.csv, line 2: the target is '3'" in tally.first
     assert tally.dropped == {"neutral tweets (label 2)": 1} and raw.user_names == ("anna", "b")
+
+
+def test_tweets_without_a_test_file_give_a_fifth_of_the_training_tweets(tmp_path: Path) -> None:
+    line = '"{}","1","date","NO_QUERY","user{}","tweet {}"\n'
+    (tmp_path / "training.csv").write_text("".join(line.format(4 * (n % 2), n // 4, n) for n in range(40)))
+    raw = read("sentiment140", tmp_path)
+    assert np.bincount(raw.y[raw.test]).tolist() == [4, 4] and len(raw.train) == 32
+    users = read("sentiment140", tmp_path, split="users")
+    assert users.users is not None and not set(users.users[users.train]) & set(users.users[users.test])
 
 
 def test_mind_is_split_in_row_order(tmp_path: Path) -> None:

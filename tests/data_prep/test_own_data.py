@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from pyarrow import parquet as pq
 
+from data_prep.formats import own
 from data_prep.formats.own import value_codes
 from data_prep.holdout import stratified_rows, train_test_groups
 from fedmpi.data.opening import open_store
@@ -543,3 +545,42 @@ def test_the_vocabulary_is_that_of_the_rows_left_for_training(prepared: Prepared
     for x, trained in ((training(store)[0], True), (store.validation()[0], False), (store.test()[0], False)):
         for first, second, once in ([store.vocabulary[code] for code in row[:3]] for row in x):
             assert first[1:] == second[1:] and (once != "<unk>") == trained
+
+
+def hdf5(path: Path, filters: Table, **arrays: Any) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    with h5py.File(path, "w") as file:
+        for name, values in arrays.items():
+            file.create_dataset(name, data=values, **(filters if name.startswith("x") else {}))
+    return path
+
+
+@pytest.mark.parametrize("form", ["vectors", "images", "tokens"])
+def test_hdf5_gives_the_same_shards_as_npz_however_it_is_stored(
+    form: str, tmp_path: Path, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = {"vectors": X, "images": RNG.integers(0, 256, (ROWS, 6, 6, 3), np.uint8), "tokens": IDS}[form]
+    words = ["--partition", "user", *(["--task", "text"] if form == "tokens" else [])]
+    users = np.array([f"u{row % 7}" for row in range(ROWS)])
+    np.savez(tmp_path / "a.npz", x=x, y=Y, user=users, x_test=x[:9], y_test=Y[:9])
+    store, expected = prepared(tmp_path / "a.npz", *words)
+    wanted = everything(store)
+    monkeypatch.setattr(own, "BLOCK_BYTES", 500)
+    one = hdf5(tmp_path / "a.h5", {}, x=x, y=Y, user=users.astype("S"), x_test=x[:9], y_test=Y[:9])
+    hdf5(tmp_path / "two" / "train.hdf5", {"chunks": True, "compression": "gzip"}, x=x, y=Y, user=users.astype("S"))
+    hdf5(tmp_path / "two" / "test.hdf5", {}, x=x[:9], y=Y[:9])
+    for raw in (one, tmp_path / "two"):
+        store, manifest = prepared(raw, *words)
+        assert all(map(np.array_equal, everything(store), wanted)) and store.client_ids.tolist()[1] == "u1"
+        assert manifest["description"] == expected["description"]
+
+
+def test_hdf5_that_cannot_be_read_is_rejected(tmp_path: Path, prepared: Prepared) -> None:
+    (tmp_path / "a.h5").write_bytes(b"no HDF5")
+    assert "is no readable HDF5 file" in prepared(tmp_path / "a.h5")
+    bad = X.copy()
+    bad[40] = np.inf
+    assert "x holds numbers that are not finite" in prepared(hdf5(tmp_path / "b.h5", {}, x=bad, y=Y))
+    assert "x and y are needed" in prepared(hdf5(tmp_path / "c.h5", {}, features=X, y=Y))
+    (tmp_path / "a.h5").rename(tmp_path / "train1.h5")
+    assert "holds 3 HDF5 files (b.h5, c.h5, train1.h5)" in prepared(tmp_path)

@@ -176,6 +176,18 @@ def test_impossible_requests_are_rejected_in_a_sentence(name, clients, options, 
         draw(name, np.arange(100) % 10, 10, clients, **options)
 
 
+def test_dirichlet_draws_again_until_every_client_has_enough_samples_or_says_that_it_cannot() -> None:
+    labels = np.arange(6000) % 10
+    for by in ("class", "client"):
+        assert draw("dirichlet", labels, 10, 20, alpha=0.5, by=by, min_samples=60).sizes.min() >= 60
+    first = draw("dirichlet", labels, 10, 20, alpha=10.0)  # enough at once: the same draw
+    assert np.array_equal(draw("dirichlet", labels, 10, 20, alpha=10.0, min_samples=60).rows, first.rows)
+    with pytest.raises(UserError, match=r"each of 11 draws has less than 200 samples \(\d+ in the last draw\)"):
+        draw("dirichlet", labels, 10, 20, alpha=0.1, min_samples=200)
+    with pytest.raises(UserError, match="6000 samples cannot give 20 clients 301 each"):
+        draw("dirichlet", labels, 10, 20, alpha=0.1, by="client", min_samples=301)
+
+
 @pytest.mark.parametrize("name", ["dirichlet", "shards", "label-sorted", "user"])
 def test_schemes_that_use_classes_or_users_are_rejected_where_rows_have_none(name: str) -> None:
     with pytest.raises(UserError, match="names its users" if name == "user" else "have no classes"):
