@@ -407,15 +407,29 @@ def submit(
     limit: Annotated[str, typer.Option("--time", metavar="T", help="Time limit in sbatch's format.")] = "01:00:00",
     array: Annotated[
         str,
-        typer.Option("--array", metavar="SPEC", help="Array in sbatch's format; %a in a value is the task index."),
+        typer.Option(
+            "--array",
+            metavar="SPEC",
+            help="Array in sbatch's format; %a in a value is the task index. For a sweep, %N runs N at a time.",
+        ),
     ] = "",
+    mem: Annotated[str, typer.Option("--mem", metavar="SIZE", help="Memory per node, such as 64G.")] = "",
+    cpus: Annotated[int, typer.Option("--cpus-per-rank", metavar="C", min=0, help="CPU cores per rank.")] = 0,
+    partition: Annotated[str, typer.Option("--partition", metavar="NAME", help="Partition.")] = "",
+    account: Annotated[str, typer.Option("--account", metavar="NAME", help="Account.")] = "",
+    qos: Annotated[str, typer.Option("--qos", metavar="NAME", help="Quality of service.")] = "",
     out: Annotated[Path | None, typer.Option("--out", metavar="RUN", help="Folder of the run.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script and submit nothing.")] = False,
+    write: Annotated[
+        bool, typer.Option("--write", help="Write the script and what it needs to RUN, and submit nothing.")
+    ] = False,
     scripts: Annotated[
         Path | None, typer.Option("--scripts", metavar="DIR", help="Write the job scripts to DIR and submit nothing.")
     ] = None,
 ) -> None:
-    """Submit a training run to SLURM. It resumes after time limits, and RUN contains its script.
+    """Submit a run, or the runs of a sweep, to SLURM. They resume after time limits, and RUN contains the script.
+
+    Options such as --mem replace the site settings.
 
     Example: fedmpi submit run.toml --nodes 2 --ranks-per-node 8 --time 12:00:00 --array 0-3 --set seed=%a --dry-run
     """
@@ -428,9 +442,17 @@ def submit(
         _load(config, settings)  # rejects a wrong configuration
     folder = out or Path("runs") / f"{config.stem if config else 'job'}-{datetime.now():%Y%m%d-%H%M%S}"
     with sources_of(config):
-        ready = submission.prepare_submission(config, settings or [], folder, nodes, ranks, gpus, limit, array)
+        ready = submission.prepare_submission(
+            config, settings or [], folder, nodes, ranks, gpus, limit, array, mem=mem, cpus_per_rank=cpus,
+            partition=partition, account=account, qos=qos,
+        )  # fmt: skip
+    print(*(f"warning: {text}\n" for text in ready.warnings), sep="", end="", file=sys.stderr)
+    script = submission.write(ready) if write else None
     if dry_run:
         print(ready.script, end="")
+        return
+    if script is not None:
+        print(f"{ready.words}\nto submit it: sbatch {script}")
         return
     number = submission.submit(ready)
     print(f"job {number}: {ready.words}\nlogs, script and run: {ready.folder}\nto end it for good: scancel {number}")

@@ -18,7 +18,7 @@ import numpy as np
 
 import fedmpi
 from fedmpi.common.errors import UserError
-from fedmpi.jobs.site import site_file
+from fedmpi.config.site import site_file
 from fedmpi.mpi import Cluster, read_launch
 from fedmpi.mpi.device import cores_allowed
 from fedmpi.mpi.sums import cuda_aware

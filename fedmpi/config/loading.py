@@ -249,8 +249,8 @@ def flatten(table: Mapping[str, Any], origin: str) -> Values:
         first = key.partition(".")[0]
         if first in OF_A_SWEEP and origin.endswith(".toml"):
             raise UserError(
-                f"{shown(origin)} describes a sweep of many runs. Start it with fedmpi sweep {shown(origin)}; on "
-                "SLURM, submit jobs/job.sbatch with that command as a job array"
+                f"{shown(origin)} describes a sweep of many runs. Start it with fedmpi sweep {shown(origin)}, or on "
+                "SLURM with fedmpi submit"
             )
         if key in flat:
             raise UserError(f"{origin}: {shown(key)} is given twice. Leave one out")

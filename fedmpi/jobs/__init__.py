@@ -1,1 +1,1 @@
-"""Job scripts for SLURM: the settings of a site, and submission."""
+"""Job scripts for SLURM, and their submission."""

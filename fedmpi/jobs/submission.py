@@ -11,33 +11,39 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import make_folder, write_whole
-from fedmpi.config import load_config
-from fedmpi.data.schema import read_manifest
-from fedmpi.jobs.site import SRUN_MPI, Site, load_site, site_file
+from fedmpi.config import Config, load_config
+from fedmpi.config.loading import OF_A_SWEEP, read_toml
+from fedmpi.config.site import SRUN_MPI, Site, load_site, site_file
 from fedmpi.mpi.launch import library_version
+from fedmpi.records.provenance import refuse_other_shards
 
 TEMPLATE = Path(__file__).with_name("job.sbatch")
 MARK = "# ---"
 """First words of the line of the template from which scripts are equal."""
+SAME = ("account", "partition", "qos", "mem")
+"""Site settings that are options of sbatch by name."""
 TASK = "%a"
 """Placeholder for the number of an array's task."""
+TASKS = re.compile(r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%[1-9]\d*)?")
+"""Tasks of an array, and how many of them run at a time."""
 
 
 @dataclass(frozen=True)
 class Submission:
     """A checked job."""
 
-    folder: Path  # the folder of the run; for an array, the one above the placeholder
+    folder: Path  # the folder of the run; for an array, the one above the placeholder or of the sweep
     script: str
-    configuration: Path | None
+    configuration: Path | None  # file to copy; a sweep is read where it is
     site: Path
     words: str  # description in one line
+    warnings: tuple[str, ...]
 
     def contents(self) -> dict[str, bytes]:
         """Return the files that the job leaves in its folder, by name."""
@@ -54,11 +60,22 @@ def prepare_submission(
     gpus_per_node: int,
     time: str,
     array: str = "",
+    **given: str | int,
 ) -> Submission:
-    """Check a job as `fedmpi train` and SLURM would, and write the text of its script."""
+    """Check a job as `fedmpi train` and SLURM would, and write the text of its script; `given` replaces site settings.
+
+    A file with a table [sweep] becomes an array with a task for each run.
+    """
     where = site_file()
-    site = load_site(where, gpus=gpus_per_node > 0)
-    _check_configuration(config, settings, out, array)
+    site = load_site(where, gpus=gpus_per_node > 0).model_copy(
+        update={key: value for key, value in given.items() if value}
+    )
+    sweeps = config is not None and not read_toml(config).keys().isdisjoint(OF_A_SWEEP)
+    if sweeps:
+        assert config is not None
+        array = _checked_sweep(config, settings, out, array)
+    else:
+        _check_configuration(config, settings, out, array)
     folder = Path(os.path.abspath(str(out).partition(TASK)[0] if TASK in str(out) else out))  # the script adds /%a
     ranks = nodes * ranks_per_node
     numbers = {"ranks": ranks, "ranks_per_node": ranks_per_node, "nodes": nodes, "gpus": gpus_per_node}
@@ -66,21 +83,22 @@ def prepare_submission(
         "job-name": f"fedmpi-{folder.name}",
         "nodes": nodes,
         "ntasks-per-node": ranks_per_node,
-        "cpus-per-task": site.cpus_per_rank,
         "time": time.strip(),
         "signal": f"B:USR1@{site.warning_seconds}",
         "open-mode": "append",
         "chdir": Path.cwd(),
         "output": str(folder).replace("%", "%%") + ("/job-%A_%a.log" if array else "/job-%j.log"),
         "array": array,
-        "account": site.account,
-        "partition": site.partition,
     }
-    lines = [f"--{name}={_value(str(value))}" for name, value in options.items() if value]
-    lines += ["--requeue", *([site.gpu_request.format(**numbers)] if gpus_per_node else []), *site.sbatch]
+    last = {"cpus-per-task": site.cpus_per_rank} | {name: getattr(site, name) for name in SAME}
+    lines, over = (
+        [f"--{name}={_value(str(value))}" for name, value in some.items() if value] for some in (options, last)
+    )
+    lines += ["--requeue", *([site.gpu_request.format(**numbers)] if gpus_per_node else []), *site.sbatch, *over]
     on_gpus = gpus_per_node and not any(text.partition("=")[0].strip() == "cluster.device" for text in settings)
-    given = [*settings, *(["cluster.device=cuda"] if on_gpus else [])]
-    words = ["train", *([str(folder / "job.toml")] if config else []), *(w for text in given for w in ("--set", text))]
+    all_settings = [*settings, *(["cluster.device=cuda"] if on_gpus else [])]
+    file = [os.path.abspath(config) if sweeps else str(folder / "job.toml")] if config else []
+    words = ["sweep" if sweeps else "train", *file, *(word for text in all_settings for word in ("--set", text))]
     modules = [f"module load {shlex.quote(module)}" for module in site.modules]
     python = [] if site.environment or site.modules else [sys.executable, "-m"]
     head = [
@@ -101,7 +119,24 @@ def prepare_submission(
         f"{f'array {array}, each task ' if array else ''}{ranks} ranks ({nodes} nodes x {ranks_per_node}{gpus}), time "
         f"limit {time.strip()}; site settings: {where if where.exists() else 'none, defaults'}"
     )
-    return Submission(folder, script, config, where, described)
+    warnings = tuple(_gpu_warnings(site, ranks_per_node, gpus_per_node)) if gpus_per_node else ()
+    return Submission(folder, script, None if sweeps else config, where, described, warnings)
+
+
+def _gpu_warnings(site: Site, ranks: int, gpus: int) -> Iterator[str]:
+    """Yield what a job with GPUs probably lacks; numbers are per node."""
+    if site.cpus_per_rank == 1:
+        yield "each rank has one CPU core beside its GPU. Give more with --cpus-per-rank"
+    if not site.mem and not any(option.startswith("--mem") for option in site.sbatch):
+        yield "the job requests no memory, so it gets the default of the partition. Give --mem, for example --mem 64G"
+    if ranks > gpus:
+        yield f"{ranks} ranks share {gpus} GPUs on each node. Give --ranks-per-node {gpus}, so that each has its own"
+
+
+def write(submission: Submission) -> Path:
+    """Write script and configuration into the run folder; return the script, which sbatch accepts as it is."""
+    _write(submission.folder, submission.contents(), "--out")
+    return submission.folder / "job.sbatch"
 
 
 def submit(submission: Submission) -> str:
@@ -110,8 +145,7 @@ def submit(submission: Submission) -> str:
         raise UserError(
             "there is no sbatch on the PATH. Submit on a machine with SLURM, or see the script by --dry-run"
         )
-    _write(submission.folder, submission.contents(), "--out")
-    script = submission.folder / "job.sbatch"
+    script = write(submission)
     done = subprocess.run(["sbatch", "--parsable", str(script)], capture_output=True, text=True, check=False)
     if done.returncode:
         reason = " ".join(done.stderr.split()).removeprefix("sbatch: ").removeprefix("error: ")
@@ -141,15 +175,46 @@ def _check_configuration(config: Path | None, settings: Sequence[str], out: Path
     varied = [text for text in (*settings, str(out)) if TASK in text]
     if varied and not array:
         raise UserError(f"%a in {varied[0]} is the number of an array's task. Give --array, for example --array 0-3")
-    first = re.match(r"\d+", array or "0")
-    if first is None:
-        raise UserError(f"--array {array} is not a list of tasks. Give 0-3, 1,5,7 or 0-99%10 (ten at a time)")
+    first = _first_task(array or "0")
     if re.search("[-,]", array) and not any(TASK in setting for setting in settings):
         raise UserError(f"the tasks of --array {array} are all the same run. Let a setting differ, as --set seed=%a")
-    loaded = load_config(config, [setting.replace(TASK, first[0]) for setting in settings])
-    shards = loaded.data.source.choice
-    if isinstance(shards, str) and not re.match(r"digits(:|$)", shards) and not re.fullmatch(r"[\w.]+:[\w.]+", shards):
-        read_manifest(Path(shards))  # so that a job does not fail on a wrong path after hours in the queue
+    loaded = load_config(config, [setting.replace(TASK, first) for setting in settings])
+    if config is not None:
+        refuse_other_shards(config, loaded)
+    _try(loaded)
+
+
+def _first_task(array: str) -> str:
+    if TASKS.fullmatch(array) is None:
+        raise UserError(f"--array {array} is not a list of tasks. Give 0-3, 1,5,7 or 0-99%10 (ten at a time)")
+    return re.split("[-,%]", array)[0]
+
+
+def _checked_sweep(file: Path, settings: Sequence[str], out: Path, array: str) -> str:
+    """Check the runs of a sweep, the first one as if it started, unless its shards are to be prepared; return tasks."""
+    from fedmpi.sweeps.plan import plan_sweep  # imports torch
+
+    if varied := [text for text in (*settings, str(out)) if TASK in text]:
+        raise UserError(f"%a in {varied[0]} has no effect, since {file} has a table [sweep]. Add its values there")
+    runs = plan_sweep(file, out, settings).runs
+    array = array if array and not array.startswith("%") else f"0-{len(runs) - 1}{array}"
+    first = int(_first_task(array))
+    largest = max(map(int, re.findall(r"\d+", re.sub("[:%][0-9]+", "", array))))
+    if largest >= len(runs):
+        raise UserError(f"--array {array} names task {largest}, but {file} describes runs 0 to {len(runs) - 1}")
+    if runs[first].data is None:
+        _try(runs[first].config)
+    return array
+
+
+def _try(config: Config) -> None:
+    """Assemble a run in this process as `fedmpi train` does, so that a job does not fail after hours in the queue."""
+    from fedmpi.common.arithmetic import process_as_before  # these import torch
+    from fedmpi.core.experiment import Experiment
+
+    here = config.cluster.model_copy(update={"device": "cpu"})  # where jobs are submitted there may be no GPU
+    with process_as_before():
+        Experiment.connect(config.model_copy(update={"cluster": here})).close()
 
 
 def _launcher(site: Site, where: Path, numbers: dict[str, int]) -> list[str]:

@@ -14,11 +14,14 @@ from typing import Any
 import pytest
 
 from fedmpi import UserError
-from fedmpi.jobs.site import Site, load_site, site_file
-from fedmpi.jobs.submission import Submission, prepare_submission, submit, write_scripts
+from fedmpi.config.site import Site, load_site, site_file
+from fedmpi.jobs.submission import Submission, prepare_submission, submit, write, write_scripts
 
 REPOSITORY = Path(__file__).parents[2]
 FEDAVG = ("preset=fedavg",)
+
+
+SWEEP = 'preset = "fedavg"\n[sweep]\nseed = [0, 1, 2]\n"local.lr" = [0.1, 0.2]\n'
 
 
 @pytest.fixture(autouse=True)
@@ -100,6 +103,12 @@ def run_script(folder: Path, script: str | Path, *words: str, **environ: str) ->
             "mpiexec -n 8 --bind-to none fedmpi",
         ),
         ('mpi = "cray"\nenvironment = ["true"]\n', {}, "", "srun --mpi=cray_shasta --kill-on-bad-exit=1 fedmpi train"),
+        (
+            'account = "p1"\nsbatch = ["--qos=long"]\n[gpu]\ncpus_per_rank = 8\nmem = "9G"\n',
+            {"gpus_per_node": 1, "account": "p2", "qos": "short", "partition": "x", "mem": "64G", "cpus_per_rank": 0},
+            "--account=p2 --partition=x --mem=64G --cpus-per-task=8 --qos=long --qos=short",
+            "",
+        ),
         ('srun_mpi = "pmix_v4"\nmpi = "openmpi"\n', {}, "", "srun --mpi=pmix_v4 --kill-on-bad-exit=1"),
     ],
 )
@@ -180,6 +189,9 @@ def test_wrong_settings_of_the_site_are_rejected(text: str, key: str, site: Path
         ({"settings": ["rounds=%a"], "array": "0-2"}, "rounds = 0"),
         ({"array": "a-b"}, "--array a-b"),
         ({"settings": ["preset=fedavg", "data.source=shards/none"]}, "shards/none"),
+        ({"settings": ["preset=fedavg", "clients.count=2000"]}, "the data hold 20 clients"),
+        ({"settings": ["preset=fedavg", "model.name=nowhere:net"]}, "nowhere"),
+        ({"settings": ["preset=fedavg", "seed=%a"], "array": "0-3%"}, "--array 0-3%"),
     ],
 )
 def test_wrong_jobs_are_rejected(job: dict[str, Any], said: str) -> None:
@@ -209,6 +221,34 @@ def test_the_script_for_jobs_by_hand_starts_the_command(given: str, started: str
     words = run_script(tmp_path, path, *given.split(), FEDMPI_COMMAND=str(tmp_path / "bin" / "fedmpi"), **task)
     assert " ".join(words[3:]) == started
     assert not given.startswith("sweep") or (tmp_path / "prepared").read_text() == f"{started} --prepare\n"
+
+
+def test_a_sweep_becomes_an_array_and_its_script_runs_as_written(tmp_path: Path) -> None:
+    file = tmp_path / "s.toml"
+    file.write_text(SWEEP)
+
+    def tasks(array: str, settings: Any = ()) -> list[str]:
+        made = ready(settings, "runs", config=file, array=array).script
+        return re.findall("#SBATCH --array=(.*)", made)
+
+    assert tasks("") == ["0-5"] and tasks("1,3-5%2", ["rounds=2"]) == ["1,3-5%2"]
+    for array, settings, said in (("0-6", (), "task 6, but"), ("", ["seed=%a"], "no effect"), ("x", (), "--array x")):
+        with pytest.raises(UserError, match=said):
+            tasks(array, settings)
+    script = write(ready(["rounds=2"], "runs/all", config=file, array="%2"))
+    assert script == tmp_path / "runs" / "all" / "job.sbatch" and not (script.parent / "job.toml").exists()
+    assert "--array=0-5%2" in script.read_text()
+    words = " ".join(run_script(tmp_path, script, SLURM_ARRAY_TASK_ID="3"))
+    assert words.endswith(f"fedmpi sweep {file} --set rounds=2 --out {script.parent} --index 3")
+
+
+def test_jobs_with_gpus_that_lack_something_are_warned_of(site: Path) -> None:
+    lacking = ready(gpus_per_node=2).warnings
+    assert all(
+        word in text for word, text in zip(("one CPU core", "no memory", "4 ranks share 2"), lacking, strict=True)
+    )
+    site.write_text('sbatch = ["--mem-per-cpu=2G"]\n')
+    assert not ready(gpus_per_node=4, cpus_per_rank=4).warnings and not ready().warnings
 
 
 def test_the_site_file_is_where_xdg_says() -> None:

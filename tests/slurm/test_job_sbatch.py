@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -229,16 +230,26 @@ def test_a_submitted_array_runs_each_task_in_its_folder(folder: Path):
         assert f"seed = {task}" in (run / "config.toml").read_text()
 
 
-def test_a_sweep_as_an_array_prepares_its_shards_once_and_trains_each_run_on_two_ranks(folder: Path):
+@pytest.mark.parametrize("written", [True, False], ids=["fedmpi submit --write", "job.sbatch"])
+def test_a_sweep_as_an_array_prepares_its_shards_once_and_trains_each_run_on_two_ranks(written: bool, folder: Path):
     (folder / "mine.toml").write_text(
         'preset = "fedavg"\nrounds = 3\nclients.count = 5\nlogging.tensorboard = false\n'
         '[prepare]\ndataset = "digits"\npartition = "iid"\nclients = 8\n'
         "[sweep]\nseed = [0, 1]\n"
     )
-    options = ["--array=0-1", "--ntasks=2", "--time=10"]
-    job = submit(folder, ["sweep", folder / "mine.toml", "--out", folder / "out"], sbatch=options)
-    job.wait_for_array()
-    logs = job.words()
+    if written:
+        words = ["mine.toml", "--out", "out", "--ranks-per-node", "2", "--array", "%1", "--time", "10", "--mem", "500M"]
+        environ = {**os.environ, "PYTHONPATH": str(REPOSITORY), "XDG_CONFIG_HOME": str(folder / "none")}
+        run = partial(subprocess.run, check=True, capture_output=True, text=True, env=environ)
+        run([sys.executable, "-m", "fedmpi", "submit", *words, "--write"], cwd=folder)
+        number = run(["sbatch", "--parsable", folder / "out" / "job.sbatch"], cwd="/").stdout.strip()
+        SlurmJob(number, folder, folder / "none.log").wait_for_array()
+        logs = "\n".join(path.read_text() for path in (folder / "out").glob("job-*.log"))
+    else:
+        options = ["--array=0-1", "--ntasks=2", "--time=10"]
+        job = submit(folder, ["sweep", folder / "mine.toml", "--out", folder / "out"], sbatch=options)
+        job.wait_for_array()
+        logs = job.words()
     for name in ("seed=0", "seed=1"):
         assert [record["round"] for record in records(folder / "out" / name)] == [0, 1, 2], logs
         summary = json.loads((folder / "out" / name / "summary.json").read_text())

@@ -42,8 +42,12 @@ class Site(BaseModel):
     """`#SBATCH --account`."""
     partition: str = ""
     """`#SBATCH --partition`."""
+    qos: str = ""
+    """`#SBATCH --qos`."""
+    mem: str = ""
+    """`#SBATCH --mem`, memory per node."""
     sbatch: list[str] = []
-    """More options of sbatch, for example ["--qos=long", "--constraint=rome"]."""
+    """More options of sbatch, for example ["--constraint=rome"]."""
     gpu_request: str = "--gpus-per-node={gpus}"
     """Option that requests GPUs; older sites need "--gres=gpu:{gpus}"."""
     cpus_per_rank: int = Field(default=1, ge=1)
