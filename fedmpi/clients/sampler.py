@@ -243,7 +243,7 @@ class PastRounds:
 
     def enter(self, round: int, selected: Ints, arrived: Ints) -> None:
         """Add a planned round."""
-        self.rounds.append(PastRound(round, selected, arrived))
+        self.rounds.append(PastRound(round, read_only(selected), read_only(arrived)))
 
     def finish(self, record: Mapping[str, Any]) -> None:
         """Add the numbers in the record of the last round that do not depend on the machine."""
@@ -270,7 +270,7 @@ class PastRounds:
         """Restore the rounds of a checkpoint; raise KeyError if they are missing."""
         facts = json.loads(state[f"{PAST}facts"].numpy().tobytes())
         ends = np.cumsum([length for _, selected, arrived, *_ in facts for length in (selected, arrived)])
-        lists = np.split(state[f"{PAST}clients"].numpy(), ends.astype(np.int64))
+        lists = np.split(read_only(state[f"{PAST}clients"].numpy()), ends.astype(np.int64))
         self.rounds = [
             PastRound(fact[0], lists[2 * place], lists[2 * place + 1], *fact[3:]) for place, fact in enumerate(facts)
         ]
@@ -332,6 +332,10 @@ class ClientSampler(Remembering):
         numbers = list(cohort.numbers.values())
         result_array(self.part, numbers, (len(numbers),), f"numbers {dict(cohort.numbers)}", view.round)
         found, first, back = np.unique(clients, return_index=True, return_inverse=True)
+        work = {name: self._work(name, values, clients, view) for name, values in cohort.own_work.items()}
+        for name, values in (work if inclusion is None else work | {"inclusion": inclusion}).items():
+            if (differs := values != values[first][back]).any():
+                raise self._refused(view, f"lists client {clients[differs][0]} twice, with different {name}")
         return Cohort(
             found,
             None if inclusion is None else inclusion[first],
@@ -339,7 +343,7 @@ class ClientSampler(Remembering):
             cohort.stratum[first] if cohort.stratum is not None and len(cohort.stratum) == len(clients) else None,
             cohort.strata,
             numbers=cohort.numbers,
-            **{name: self._work(name, values, clients, view)[first] for name, values in cohort.own_work.items()},
+            **{name: values[first] for name, values in work.items()},
         )
 
     def _work(self, name: str, values: AnyArray, clients: Ints, view: View) -> Any:

@@ -161,7 +161,10 @@ def what_arrives(
 def upload_bits(chosen: Component, values: int) -> Fraction:
     """Return bits per value of an update of d values, positions and scales included."""
     bits = chosen.marks.get("bits", 32)
-    return Fraction(bits(values, **chosen.options), values) if callable(bits) else Fraction(bits)
+    if not callable(bits):
+        return Fraction(bits)
+    with calling(chosen):
+        return Fraction(bits(values, **chosen.options)) / values
 
 
 def keeps_residuals(config: Config) -> bool:

@@ -108,6 +108,7 @@ def sampler_of(draw: Any) -> ClientSampler:
         (Cohort(np.array([1, 2]), np.array([0.5, 0.0])), "probability 0 for client 2"),
         (Cohort([2, 1, 2], [1.5, 0.5, 1.5]), "probability 1.5 for client 2.*multiplicity"),
         (Cohort(np.array([1]), None, np.array([1.5])), "multiplicity"),
+        (Cohort([2, 1, 2], steps=[5, 3, 4]), "client 2 twice, with different steps"),
         (Cohort(np.array([1]), np.array([np.nan])), "inclusion .*finite"),
         (Cohort(np.array([1]), numbers={"mine": np.inf}), "numbers .*finite"),
     ],

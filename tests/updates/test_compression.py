@@ -15,7 +15,7 @@ from torch import Tensor
 from fedmpi import ComponentFailure, compressor
 from fedmpi.common.registry import Component
 from fedmpi.common.streams import Streams
-from fedmpi.local.observer import UpdateObserver
+from fedmpi.local.observer import UpdateNumbers, UpdateObserver
 from fedmpi.local.work import ClientTask
 from fedmpi.mpi import Cluster
 from fedmpi.updates.compression import (
@@ -130,7 +130,8 @@ def test_bits_are_those_of_the_values_places_and_scales(kind: Any, bits: float):
 
 def test_what_is_clipped_is_what_arrived():
     """Stochastic rounding may lengthen an update; its share of the sum stays bounded all the same."""
-    observer = UpdateObserver(1e-3, False, Transport(compression("int8", 1.0), Streams(5)), None, False)
+    numbers = UpdateNumbers(Component("client sampler", "uniform"), None, Streams(5))  # type: ignore[arg-type]
+    observer = UpdateObserver(1e-3, False, Transport(compression("int8", 1.0), Streams(5)), None, numbers)
     observer.begin([ClientTask(0, None, 1.0)], 0)
     assert float(observer(0, update()).norm()) <= 1e-3 * (1 + 1e-6)
     assert observer.clipped == 1
@@ -149,5 +150,7 @@ def test_a_custom_compressor_is_sized_and_keeps_what_it_loses():
     assert torch.equal(arrived, sent.sign() * 2.0 * sent.abs().mean())
     assert transport.residuals is not None and torch.allclose(transport.residuals[3] + arrived, sent)
     assert upload_bits(chosen, 1300) == 2
+    halves = compressor(bits=lambda d, *, scale: 2.5 * d * scale)(lambda update, generator, *, scale=1: None)
+    assert upload_bits(Component("compressor", halves, {"scale": 2}), 8) == 5
     with pytest.raises(ComponentFailure, match="returned"):
         Transport(Component("compressor", lambda update, generator: update[:1]), Streams(5)).send(0, 3, sent)
