@@ -81,8 +81,9 @@ def local_gain(moments: UpdateMoments) -> float:
 class UpdateNumbers:
     """Numbers and vectors of single updates that a client sampler needs: norm, sketch, the update of some layers.
 
-    A sketch adds up the values of an update with random signs in k groups, which a random permutation forms (count
-    sketch; Charikar et al. 2002). Inner products of sketches are unbiased estimates of those of the updates.
+    They describe the trainable parameters: running statistics of batch norm would hide them. A sketch adds up the
+    values of an update with random signs in k groups, which a random permutation forms (count sketch; Charikar et al.
+    2002). Inner products of sketches are unbiased estimates of those of the updates.
     """
 
     def __init__(self, sampler: Component, model: FlatModel, streams: Streams):
@@ -99,6 +100,7 @@ class UpdateNumbers:
 
     def of(self, name: str, update: Tensor) -> AnyArray:
         """Return a number (), float64, or a vector (k,), float32, of an update (d,)."""
+        update = update[: self.model.trainable]
         if name == "update_norm":
             return np.array(float(torch.linalg.vector_norm(update, dtype=torch.float64)))
         if name == "head_update":
@@ -125,7 +127,7 @@ class UpdateNumbers:
     @cached_property
     def _groups(self) -> tuple[Tensor, Tensor]:
         """Positions of the values of all groups, group by group, and their signs; 0 if a group has one value less."""
-        d, generator = self.model.size, self.streams.generator(Purpose.SKETCH)
+        d, generator = self.model.trainable, self.streams.generator(Purpose.SKETCH)
         order = generator.permutation(-(-d // self.size) * self.size)
         signs = np.where(order < d, generator.choice([-1.0, 1.0], len(order)), 0.0)
         places = torch.from_numpy(np.where(order < d, order, 0)).to(self.model.device)

@@ -119,11 +119,13 @@ def test_numbers_of_updates_are_those_of_the_updates_that_the_server_receives(la
 def test_inner_products_of_sketches_are_those_of_the_updates_on_average() -> None:
     x, y = np.random.default_rng(2).standard_normal((2, 50))
     x, y = x + 0.5, y + 0.5
-    model: Any = SimpleNamespace(size=50, device="cpu", dtype=torch.float64, layout={}, parameters=[])
+    model: Any = SimpleNamespace(size=51, trainable=50, device="cpu", dtype=torch.float64, layout={}, parameters=[])
+    received = [np.append(one, 99.0) for one in (x, y)]  # with a running mean of batch norm, which is no parameter
     found, sampler = [], resolve("client sampler", only_sketches)
     for seed in range(3_000):
         numbers = UpdateNumbers(sampler, model, Streams(seed))
-        found.append(float(np.dot(*(numbers.of("update_sketch", torch.from_numpy(one)) for one in (x, y)))))
+        found.append(float(np.dot(*(numbers.of("update_sketch", torch.from_numpy(one)) for one in received))))
+    assert numbers.of("update_norm", torch.from_numpy(received[0])) == pytest.approx(float(np.linalg.norm(x)))
     error = (np.mean(found) - x @ y) / (np.std(found) / len(found) ** 0.5)
     assert abs(error) < 4 and np.var(found) < 1.1 * ((x @ x) * (y @ y) + (x @ y) ** 2) / SKETCH
 
