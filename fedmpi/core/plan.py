@@ -155,12 +155,15 @@ class Planner:
         """Reject work per client where something covers equal work only, or chooses the samples of all together."""
         config, names = self.config, [*cohort.own_work]
         pooled, algorithm = self.row_rule.pooled and not self.row_rule.uses_all, config.local.algorithm.name
+        weights = config.server.weights
+        one_rate = weights.name == "q-ffl" and weights.options["lipschitz"] is None  # L = 1 / lr of all clients
         for unfit, sets, key in (
             (config.privacy.clip_norm is not None, names, "privacy.clip_norm"),
             (self.accounts.ledger is not None, names, f'samples.size.estimate = "{config.samples.size.estimate}"'),
             (config.topology.name == "mediators", names, 'topology = "mediators"'),
             ("budget" in names and pooled, ["budget"], f'samples.sampler = "{config.samples.sampler.name}"'),
             ("lr" in names and algorithm == "fednova", ["lr"], 'local.algorithm = "fednova"'),
+            ("lr" in names and one_rate, ["lr"], 'server.weights = "q-ffl" without server.weights.lipschitz'),
         ):
             if unfit:
                 raise UserError(

@@ -227,6 +227,7 @@ REFUSED = [
     ),
     (["samples.sampler=exact", "samples.budget=99"], 'sets budget in its Cohort, which samples.sampler = "exact"'),
     (["local.algorithm=fednova"], 'sets lr in its Cohort, which local.algorithm = "fednova"'),
+    (["server.weights=q-ffl"], "sets lr in its Cohort, which .*q-ffl.* without server.weights.lipschitz"),
     (["clients.over_selection=2", "server.weights=unbiased", *CLOCK], "unbiased"),
     (["clients.sampler=uniform", f"samples.sampler={OWN}hardest", "clients.over_selection=2", *CLOCK], "must be known"),
 ]
