@@ -130,7 +130,7 @@ def _gpu_warnings(site: Site, ranks: int, gpus: int) -> Iterator[str]:
     if not site.mem and not any(option.startswith("--mem") for option in site.sbatch):
         yield "the job requests no memory, so it gets the default of the partition. Give --mem, for example --mem 64G"
     if ranks > gpus:
-        yield f"{ranks} ranks share {gpus} GPUs on each node. Give --ranks-per-node {gpus}, so that each has its own"
+        yield f"the {ranks} ranks of each node share {gpus} GPU{'s' * (gpus > 1)}. Give --ranks-per-node {gpus}"
 
 
 def write(submission: Submission) -> Path:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from fedmpi import UserError
+from fedmpi.cli import app
 from fedmpi.config.site import Site, load_site, site_file
 from fedmpi.jobs.submission import Submission, prepare_submission, submit, write, write_scripts
 
@@ -245,10 +246,20 @@ def test_a_sweep_becomes_an_array_and_its_script_runs_as_written(tmp_path: Path)
 def test_jobs_with_gpus_that_lack_something_are_warned_of(site: Path) -> None:
     lacking = ready(gpus_per_node=2).warnings
     assert all(
-        word in text for word, text in zip(("one CPU core", "no memory", "4 ranks share 2"), lacking, strict=True)
+        word in text
+        for word, text in zip(("one CPU core", "no memory", "4 ranks of each node share 2 GPUs"), lacking, strict=True)
     )
     site.write_text('sbatch = ["--mem-per-cpu=2G"]\n')
     assert not ready(gpus_per_node=4, cpus_per_rank=4).warnings and not ready().warnings
+
+
+def test_the_command_writes_the_script_and_warns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = "--gpus-per-node 1 --ranks-per-node 2 --cpus-per-rank 4 --mem 8G --qos q --out runs/x --write"
+    assert not app(["submit", "--set", "preset=fedavg", *words.split()], standalone_mode=False)
+    said, script = capsys.readouterr(), tmp_path / "runs" / "x" / "job.sbatch"
+    assert said.err == "warning: the 2 ranks of each node share 1 GPU. Give --ranks-per-node 1\n"
+    assert said.out.endswith(f"to submit it: sbatch {script}\n")
+    assert {"#SBATCH --mem=8G", "#SBATCH --qos=q", "#SBATCH --cpus-per-task=4"} <= {*script.read_text().splitlines()}
 
 
 def test_the_site_file_is_where_xdg_says() -> None:

@@ -238,7 +238,7 @@ def test_a_sweep_as_an_array_prepares_its_shards_once_and_trains_each_run_on_two
         "[sweep]\nseed = [0, 1]\n"
     )
     if written:
-        words = ["mine.toml", "--out", "out", "--ranks-per-node", "2", "--array", "%1", "--time", "10", "--mem", "500M"]
+        words = ["mine.toml", "--out", "out", "--ranks-per-node", "2", "--array", "%1", "--time", "10", "--mem", "1M"]
         environ = {**os.environ, "PYTHONPATH": str(REPOSITORY), "XDG_CONFIG_HOME": str(folder / "none")}
         run = partial(subprocess.run, check=True, capture_output=True, text=True, env=environ)
         run([sys.executable, "-m", "fedmpi", "submit", *words, "--write"], cwd=folder)
