@@ -43,7 +43,8 @@ class FedCor:
     After the warm-up, the authors' code discards them, and trains a selected cohort in the same round. As in the
     commands of that code, the prior mean is the mean of a client's changes weighted by γ^(now−t). A client unavailable
     before or after a round counts as changed by this mean. Clients without samples are never selected. The matrix Σ is
-    not formed: its posterior follows from that of the kernel's weights, in O(N d) per selected client.
+    not formed: its posterior follows from that of the kernel's weights, in O(N d) per selected client. The defaults are
+    those of the authors' commands for FMNIST, with the β of their first version; it is 0.9 in the current one.
 
     Parameters
     ----------

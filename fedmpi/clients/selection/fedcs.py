@@ -36,7 +36,8 @@ class FedCS:
     -----
     Deviations: the times T_cs of the selection and T_agg of the aggregation are 0, as in the paper's experiments. The
     cohort is recorded with the scheduled seconds of the round, `sampler_scheduled`; the simulated clock itself lets
-    clients download and upload at the same time. Equal times are tried in the order of the clients' numbers.
+    clients download and upload at the same time. Equal times are tried in the order of the clients' numbers. Clients
+    without samples, which would be the fastest, are never selected.
     """
 
     def __init__(
@@ -46,8 +47,8 @@ class FedCS:
 
     def candidates(self, view: Any) -> NDArray[np.int64]:
         """Draw the clients that report their times."""
-        count = min(self.size or view.count, len(view.available))
-        return np.sort(view.generator.choice(view.available, count, replace=False))
+        holding = view.available[view.sizes[view.available] > 0]
+        return np.sort(view.generator.choice(holding, min(self.size or view.count, len(holding)), replace=False))
 
     def draw(self, view: Any) -> Cohort:
         """Add the candidates to the schedule that still fit, the one with the least additional time first."""

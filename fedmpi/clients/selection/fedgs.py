@@ -42,6 +42,7 @@ class FedGS:
       to 12 decimals, and a random order decides between equal values.
     - Label distributions come from the class counts, the "oracle" graph of the paper. Its graphs from updates or
       outputs are left out.
+    - The authors' code makes the graph with ε = 0.01 and σ² = 0.1; the defaults here are the paper's values.
     - Clients without samples are never selected.
 
     Parameters

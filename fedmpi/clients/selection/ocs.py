@@ -62,7 +62,8 @@ class OptimalClientSampling:
 
     def draw(self, view: Any) -> Cohort:
         """Draw each candidate with its probability."""
-        norms = np.nan_to_num(view.fresh("update_norm")) * (view.sizes if self.population == "samples" else 1)
+        weights = view.sizes if self.population == "samples" else view.sizes > 0
+        norms = np.nan_to_num(view.fresh("update_norm")) * weights
         trained = np.flatnonzero(norms)
         chances = self.chances(norms[trained], view.count)
         drawn = view.generator.random(len(trained)) < chances

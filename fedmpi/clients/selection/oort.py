@@ -48,8 +48,9 @@ class OortByLoss:
     ----------
     The scaling of U_i to [0, 1] is that of the authors' code (with min U taken 0.1 % lower); the paper adds U_i itself.
     Losses are measured in evaluation mode on the model that the client received; the paper takes them from training.
-    Unseen clients are drawn uniformly. If one of the two groups is too small, the other fills up. Clients without
-    samples are never selected. Noise for privacy (§4.2) is left to `privacy`.
+    Unseen clients are drawn uniformly. If one of the two groups is too small, the other fills up. ε K is rounded down;
+    the paper leaves this open, and the authors' code rounds it up. Clients without samples are never selected. Noise
+    for privacy (§4.2) is left to `privacy`.
 
     Parameters
     ----------
@@ -66,7 +67,7 @@ class OortByLoss:
     stale : float
         Factor of the temporal uncertainty, 0.1 in the paper.
     exclude_after : int, optional
-        Selections of a client after which it is excluded; by default never, as in the authors' code.
+        Selections of a client after which it is excluded: 10 in the paper; by default never, as in the authors' code.
     exclude_most : float
         Largest share of all clients that are excluded, those selected most often.
     """
@@ -136,8 +137,9 @@ class Oort(OortByLoss):
     ----------
     Those of `oort-loss`, whose options it has, except that unseen clients are drawn by speed. T is a quantile of the
     clients' known seconds, and the pacer raises its level, as in the authors' code. The paper starts with T = Δ seconds
-    and adds Δ, without a value for it. The pacer compares every W rounds, as in the authors' code, instead of in every
-    round.
+    and adds Δ, chosen to cover the seconds of the next W K seen clients. The pacer compares every W rounds, as in the
+    authors' code, instead of in every round. That code has another rule than the paper: T grows if the mean utility of
+    the exploited clients has changed by at most a tenth, and falls if it has become six times as high.
 
     Parameters
     ----------

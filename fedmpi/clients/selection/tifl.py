@@ -38,10 +38,12 @@ class TierBased:
     -----
     Deviations: the paper does not give ChangeProbs and the initial credits; the rule above is that of bacox/fltk and
     flgo, and fltk's credits are ⌈rounds / T⌉ (20 suit 100 rounds). If no tier with available clients has credits, all
-    get their initial credits again, where the paper's loop would not end. A tier's accuracy is the mean of its
-    available clients' held-out accuracies, weighted by n_k instead of by held-out samples. Accuracies are those
-    at the start of a round, also for round 0. Clients are profiled when they are first available, and again every I
-    rounds; tiers are formed anew then. Tier sizes differ by at most one.
+    get their initial credits again, where the paper's loop would not end. If every tier with credits and available
+    clients has probability 0, one of them is drawn uniformly. The paper divides a histogram of the clients' mean
+    latencies over several rounds into tiers, and leaves open how; here each profile is one round, and tier sizes differ
+    by at most one. A tier's accuracy is the mean of its available clients' held-out accuracies, weighted by n_k instead
+    of by held-out samples. Accuracies are those at the start of a round, also for round 0. Clients are profiled when
+    they are first available, and again every I rounds; tiers are formed anew then.
     """
 
     state = ("seconds", "accuracy", "probabilities", "left", "current")

@@ -42,6 +42,7 @@ def fedbalancer(
       is all its samples also uses OT only, while the paper's trains on all.
     - The paper keeps the losses of a client's first round and updates those of trained samples. Here all losses are
       those of the current global model.
+    - The public code exchanges the shares: it draws p L of UT and (1 − p) L of OT. With p = 1 it uses UT first.
     - The paper's client selection, which weighs the losses above the threshold as in Oort, is left out. The noise on ll
       and lh is drawn anew in every round, and a threshold above the largest loss becomes this loss.
 

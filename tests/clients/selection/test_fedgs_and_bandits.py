@@ -76,6 +76,16 @@ def test_fedgs_selects_as_a_plain_loop(world: World, alpha: float) -> None:
     assert max(drawn) - min(drawn) < (ROUNDS if alpha > 1 else 4)
 
 
+def test_fedgs_has_the_paths_of_a_graph_in_parts() -> None:
+    """No pair of clients is as similar as 1, and some pairs have no path."""
+    counts = np.kron(
+        np.eye(3, dtype=np.int64), np.random.default_rng(5).integers(0, 9, (6, 4)) + np.eye(6, 4, dtype=np.int64)
+    )
+    far = np.array(shortest_paths(counts.tolist(), **WIDTH))
+    assert (far == 1).sum() >= 2 * 3 * 36 and (far < 1).any()
+    np.testing.assert_allclose(FedGS(**WIDTH).distances(counts), far, atol=1e-12)
+
+
 def test_fedgs_rejects_more_clients_than_it_can_compare() -> None:
     with pytest.raises(UserError, match="at most 5,000 clients. The data have 5,001"):
         FedGS().distances(np.ones((5001, 2), np.int64))

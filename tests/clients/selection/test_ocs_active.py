@@ -48,7 +48,9 @@ def approximate(norms: dict[int, float], m: int, j_max: int) -> dict[int, float]
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"population": "clients"}, {"j_max": 4}, {"candidates": 11}, {"candidates": 3, "j_max": 1}], ids=str
+    "options",
+    [{}, {"population": "clients"}, {"j_max": 4}, {"candidates": 11}, {"candidates": 11, "j_max": 1}],
+    ids=str,
 )
 def test_ocs_selects_the_clients_of_the_plain_loop(options: dict) -> None:
     world, sent, certain = World(seed=2), 0.0, 0
@@ -60,7 +62,9 @@ def test_ocs_selects_the_clients_of_the_plain_loop(options: dict) -> None:
             candidates = sorted(generator.choice(candidates, options["candidates"], replace=False).tolist())
         norms = {}
         for i in candidates:
-            weight = int(world.sizes[i]) if options.get("population", "samples") == "samples" else 1
+            weight = (
+                int(world.sizes[i]) if options.get("population", "samples") == "samples" else int(world.sizes[i] > 0)
+            )
             if norm := weight * float(world.answer("update_norm", t)[i]):
                 norms[i] = norm
         j_max = options.get("j_max", 0)

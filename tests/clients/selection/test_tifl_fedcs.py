@@ -128,7 +128,7 @@ def plain_schedule(candidates: list[int], compute: Any, up: Any, down: Any, dead
 def test_fedcs_selects_the_clients_of_the_plain_loop(options: dict[str, Any]) -> None:
     world, sizes = World(seed=1), list[int]()
     for t, cohort in enumerate(play("fedcs", world, options)):
-        available = world.available(t)
+        available = [k for k in world.available(t) if world.sizes[k] > 0]
         count = min(options.get("candidates", world.count), len(available))
         candidates = sorted(world.generator(t).choice(available, count, replace=False).tolist())
         seconds, down, up = (

@@ -81,7 +81,17 @@ def angle(one: Any, other: Any) -> float:
     return math.acos(min(1, max(-1, product / length))) if length > 0 else 0.0
 
 
-@pytest.mark.parametrize("world", [World(seed=4), World(seed=5, clients=12, count=6)], ids=["", "large clients"])
+class EqualWorld(World):
+    """Clients with one sample each, so that urns are often full exactly."""
+
+    sizes = np.where(np.arange(24) == 2, 0, 1)
+
+
+@pytest.mark.parametrize(
+    "world",
+    [World(seed=4), World(seed=5, clients=12, count=6), EqualWorld(seed=6)],
+    ids=["", "large clients", "equal clients"],
+)
 def test_clustered_similarity(world: World) -> None:
     """Fraboni et al. 2021, Algorithm 2, with urns of integer balls."""
     updates = {k: [0.0] * 16 for k in range(world.clients)}
@@ -137,7 +147,9 @@ def test_clustered_similarity(world: World) -> None:
             updates[k] = world.answer("update_sketch", t)[k].tolist()
 
 
-@pytest.mark.parametrize("options", [{"horizon": 60}, {"gamma": 2.0, "groups": 3, "temperature": 0.2}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"horizon": 60}, {"horizon": 30, "gamma": 60.0, "groups": 3, "temperature": 0.2}], ids=str
+)
 def test_hics(options: dict[str, Any]) -> None:
     """Chen and Vikalo 2024, Algorithm 1; draws by group as the shortest of exponential waiting times."""
     world, updates, classes = World(seed=6), dict[int, Any](), 5
