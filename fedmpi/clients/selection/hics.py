@@ -45,7 +45,8 @@ def hics(
       a known update are fewer than m, draws by group fill the cohort, which the paper leaves smaller.
     - Only available clients with samples are grouped.
     - The public code contradicts the paper: Ĥ from the output layer's weights, whole layers in Eq. 9, uniform draws
-      within a group, clustered sampling if Ĥ varies by more than 0.1. None of this is done here.
+      within a group, t counted from 0, clustered sampling if the variance of Ĥ is at least 0.1, and updates of the
+      first rounds only if the clients' data differ in heterogeneity. None of this is done here.
     - With more than `pool` clients, groups are made of that many, drawn uniformly, and each of the others joins the
       group of the client at the smallest distance: the matrix needs memory in proportion to the square of `pool`.
 

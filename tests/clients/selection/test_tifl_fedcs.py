@@ -77,6 +77,13 @@ class PlainTiers:
         return sorted(generator.choice(members, min(world.count, len(members)), replace=False).tolist())
 
 
+class WrongWorld(World):
+    """Clients whose models are never right, so that no tier improves."""
+
+    def answer(self, name: str, t: int) -> np.ndarray:
+        return np.zeros(self.clients) if name == "val_accuracy" else super().answer(name, t)
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -87,9 +94,8 @@ class PlainTiers:
     ],
     ids=str,
 )
-@pytest.mark.parametrize("seed", [0, 5])
-def test_tifl_selects_the_clients_of_the_plain_loop(options: dict[str, Any], seed: int) -> None:
-    world = World(seed=seed, clients=30)
+@pytest.mark.parametrize("world", [World(seed=0, clients=30), World(seed=5, clients=30), WrongWorld(clients=30)])
+def test_tifl_selects_the_clients_of_the_plain_loop(options: dict[str, Any], world: World) -> None:
     plain, drawn = PlainTiers(world, **options), list[int]()
     for r, cohort in enumerate(play("tifl", world, options)):
         assert cohort.clients.tolist() == plain.round(r) and cohort.inclusion is None
