@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +13,11 @@ import fedmpi
 from benchmarks.studies.fedsso_curves import excess, rows
 from benchmarks.studies.fedsso_strata import draw, look, plane
 from benchmarks.studies.letter_laws import BYMERGE, BYMERGE_STOCK, Population, row
+from benchmarks.studies.selection import scores, text
 from data_prep.partitions.astraea import class_shares
 from fedmpi.data.statistics import kl_divergence
+from fedmpi.results.comparison import paired
+from fedmpi.results.loading import OneRun
 from tests.data_prep.command import main as prepare
 
 
@@ -67,3 +71,28 @@ def test_a_row_has_the_overheads_of_the_documentation() -> None:
     pooled, clients, copied, counted = cells[:4]
     assert pooled == pytest.approx(0.277, abs=0.005) and copied < counted < clients
     assert cells[6:] == pytest.approx([37.9, 43.9, 53.2, 12.9, 18.9, 28.2], abs=0.5)
+
+
+def test_samplers_are_compared_at_equal_bytes_and_after_their_end(tmp_path: Path) -> None:
+    def run(bytes_per_round: int, accuracies: list[float]) -> OneRun:
+        records: list[dict[str, Any]] = [
+            {"round": t, "bytes_client_up": bytes_per_round, "virtual_seconds": 1.0, "phase_seconds": {}}
+            | ({"test_accuracy": accuracies[t // 2]} if t % 2 else {})
+            for t in range(2 * len(accuracies))
+        ]
+        return OneRun(tmp_path, {}, records, {}, "finished")
+
+    runs = {
+        "uniform": {s: run(10**6, [0.1, 0.2, 0.3 + s / 100]) for s in (0, 1)},
+        "dear": {s: run(2 * 10**6, [0.3, 0.4, 0.5]) for s in (0, 1)},
+        "cheap": {s: run(10**5, [0.2, 0.3, 0.4]) for s in (0, 1)},
+    }
+    found = scores(runs, "test_accuracy")
+    assert found["uniform", "round"] == ([pytest.approx(30), pytest.approx(31)], False)
+    assert found["uniform", "megabytes"] == (
+        [pytest.approx(15), pytest.approx(15)],
+        False,
+    )  # 3 of 6 MB: between 2 and 4
+    assert found["dear", "megabytes"] == ([pytest.approx(30)] * 2, False)  # 3 MB are less than the 4 of its first score
+    assert found["cheap", "megabytes"] == ([pytest.approx(40)] * 2, True)  # all its rounds take 0.6 MB
+    assert text([30.0, 31.0], True, paired([30.0, 31.0], [10.0, 11.1])) == "≤ 30.5, **+19.9 [+19.3, +20.6]**"

@@ -14,7 +14,7 @@ from fedmpi.sweeps.shards import Preparation
 from jobs.experiments.fedstas_data import drawn, mixes
 
 FOLDER = Path(__file__).parents[2] / "jobs" / "experiments"
-SWEEPS = sorted(path for path in FOLDER.glob("*.toml") if path.name != "mnist_fedavg.toml")
+SWEEPS = sorted(path for path in FOLDER.rglob("*.toml") if path.name != "mnist_fedavg.toml")
 BY_HAND = {
     "mind": "mind/MINDsmall_train",
     "amazon_beauty": "amazon_beauty",
