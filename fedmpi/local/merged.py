@@ -94,6 +94,7 @@ class MergedEngine:
         views, found, load = self.model.views(total.tensor), [], partial(self._load, drawn, report)
         for part, x, y in loaded_ahead(load, self._chunks(clients), self.model.device):
             losses = self._add_chunk(views, part, x, y, job)
+            del x, y  # before the next but one are loaded
             total.added()
             found.append(torch.stack([losses.sum(dtype=torch.float64), losses.abs().max().double()]))
         for loss_sum, largest in torch.stack(found).cpu().tolist() if found else ():

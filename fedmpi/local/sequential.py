@@ -195,7 +195,7 @@ class SequentialEngine:
             with drawing, self.model.sparse_embeddings(sparse), own.calling() if own else nullcontext():
                 for batch_x, batch_y in self._batches(x, y, task, rule, round, fixed):
                     if masked:
-                        self.model.sent.prepare([len(batch_y)])
+                        self.model.sent.prepare([len(batch_y)], fixed)
                     if fixed:
                         self._graphs.run((kind, len(batch_y), batch_x.data_ptr()), partial(step, batch_x, batch_y))
                     else:

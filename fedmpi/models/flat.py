@@ -61,7 +61,7 @@ class FlatModel:
         self.loss, self.part, self.device = loss, part, torch.device(device)
         self.plain, self.hooked = is_plain(module), has_hooks(module)
         self.pure = self.plain and not loss.part.foreign  # a step depends on its samples, parameters and masks alone
-        self.masks, self.sent = Masks(), SentMasks(self.device, self.plain)
+        self.masks, self.sent = Masks(), SentMasks(self.device)
         self.stacked_forms: dict[Any, Any] = {}
         self.least = 1
         self.clients_at_once = 0  # how many a GPU trains as one batch in this run; 0 = undecided

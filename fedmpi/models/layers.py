@@ -97,12 +97,12 @@ def joined_masks(generators: Sequence[np.random.Generator], counts: Sequence[int
 class SentMasks:
     """Source of masks on a device, which receives those of a step before it, in one copy of bytes.
 
-    A trial of the model finds the masks of a step. Those of steps with equally many samples are in the same memory, as
-    CUDA graphs require. A module that is not plain may request others, which are then sent one by one.
+    A trial of the model finds the masks of a step. Those of steps with equally many samples are in the same memory if
+    CUDA graphs require it. Custom objectives and modules that are not plain may request others, sent one by one.
     """
 
-    def __init__(self, device: torch.device, plain: bool):
-        self.device, self.plain = device, plain
+    def __init__(self, device: torch.device):
+        self.device = device
         self.requests: list[tuple[float, float]] = []  # of a step: values per sample, and p
         self._memory: dict[int, Tensor] = {}  # bytes on the device by the number of samples
 
@@ -115,11 +115,11 @@ class SentMasks:
             self.prepare(counts)
         return self
 
-    def prepare(self, counts: Sequence[int]) -> None:
-        """Send the masks of the next step, which has so many samples, while the device still computes."""
+    def prepare(self, counts: Sequence[int], graph: bool = False) -> None:
+        """Send the masks of the next step, which has so many samples and may be a graph, while the device computes."""
         self._rewind()
         self._counts, self._used, samples = counts, [], sum(counts)
-        self._before = [] if self.plain else [stream.bit_generator.state for stream in self._streams]
+        self._before = [] if graph else [stream.bit_generator.state for stream in self._streams]
         requests = [(round(samples * values), p) for values, p in self.requests]
         sizes = [values for values, _ in requests]
         drawn = torch.empty(sum(sizes), dtype=torch.bool, pin_memory=self.device.type == "cuda")
@@ -128,7 +128,7 @@ class SentMasks:
         kept = self._memory.get(samples)
         if kept is None:
             kept = torch.empty_like(drawn, device=self.device)
-        if len(counts) == 1:
+        if graph:
             self._memory[samples] = kept
         kept.copy_(drawn, non_blocking=True)
         self._coming = [*zip(requests, torch.split(kept, sizes), strict=True)]
@@ -141,7 +141,7 @@ class SentMasks:
 
     def _rewind(self) -> None:
         """Forget the masks that the step did not use: the streams continue after those that it used."""
-        if self._coming and not self.plain:
+        if self._coming and self._before:  # a graph uses all without requests
             for stream, state in zip(self._streams, self._before, strict=True):
                 stream.bit_generator.state = state
             for request in self._used:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -225,6 +226,18 @@ def test_cohorts_of_all_sizes_share_few_graphs(batch_size: int):
     assert used["captured"] == 7
 
 
+def test_probes_of_all_numbers_of_clients_share_few_bindings():
+    """Of 1, 2, 3, 4, 6, 8 or 12 clients."""
+    sizes = np.resize(SIZES, 12)
+    with elsewhere() as device:
+        model = built("mlp", device)[0]
+        engine = made(BatchedEngine, model, InMemorySource(MIDDLE_IMAGES, sizes, torch.float64, device))
+        for count in range(12, 0, -1):
+            found = [*engine.gradients(np.arange(count), [None] * count, sizes[:count], model.initial, 12)]
+            assert sum(len(block) for _, block in found) == count
+    assert len(engine._stack._bound) == 7
+
+
 @pytest.mark.parametrize(("optimizer", "vectors"), [("sgd", 2), ("adam", 6)])
 def test_tables_of_all_words_and_samples_count_as_memory(optimizer: str, vectors: int, monkeypatch: pytest.MonkeyPatch):
     """Values and their start; for Adam also the gradient, two moments and working memory."""
@@ -232,7 +245,7 @@ def test_tables_of_all_words_and_samples_count_as_memory(optimizer: str, vectors
     net, start = translate(build("text-cnn", {}, description, 1), description), torch.empty(1, device="meta")
     table = 4 * vectors * net.embedding.weight.size
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 4 * 8 * table))  # the tables of eight clients
-    assert chunk_size(net, 1, rule, start, sizes=np.ones(20)) == 6
+    assert [chunk_size(net, 1, rule, start, sizes=np.ones(clients)) for clients in (20, 5)] == [6, 6]
     assert chunk_size(net, 1, rule, start, sizes=np.full(20, table // (3 * 4 * 12))) == 3
 
 
@@ -305,6 +318,20 @@ def test_sequential_steps_copy_nothing_and_a_round_waits_once(name: str, optimiz
     assert (used["replayed"] > 20) == (name != "own")
 
 
+def test_custom_objectives_may_pass_other_samples_than_the_batch():
+    """Masks of dropout are drawn for whatever the objective passes, as on a CPU."""
+
+    def found(device: torch.device) -> Tensor:
+        model, source = built("cnn", device)
+        hooks = make(f"{OWN}:Doubling", model)
+        hooks.begin(0, model.initial, {})
+        return summed(made(SequentialEngine, model, source, hooks=hooks), model, TASKS, STEPS)[0].cpu()
+
+    here = found(HERE)
+    with elsewhere() as device:
+        assert_alike(found(device), here)
+
+
 @pytest.mark.parametrize(
     ("loss", "targets"),
     [("label-smoothing", "classification"), ("cross-entropy", "tokens"), ("bce", "multilabel"), ("mse", "regression")],
@@ -336,7 +363,15 @@ def test_losses_copy_nothing_in_a_step(loss: str, targets: str):
 
 @pytest.mark.parametrize("engine", RULES)
 def test_the_next_samples_are_loaded_before_these_train(engine: type, monkeypatch: pytest.MonkeyPatch):
+    """Those before them are gone by then."""
     events: list[str] = []
+    samples_of_loads: list[Any] = []
+
+    def load_positions(source: InMemorySource, positions: Any) -> Any:
+        assert sum(one() is not None for one in samples_of_loads) < 2
+        found = [one.clone() for one in loads(source, positions)]
+        samples_of_loads.append(weakref.ref(found[0]))
+        return found
 
     def spy(owner: type, name: str, event: str) -> None:
         method = getattr(owner, name)
@@ -347,6 +382,8 @@ def test_the_next_samples_are_loaded_before_these_train(engine: type, monkeypatc
         trains = made(engine, model, samples, chunk=1)
         trains._rows = 6  # of a merged pass
         spy(*((Stack, "open") if engine is BatchedEngine else (FlatModel, "begin")), "train")
+        loads = InMemorySource.load_positions
+        monkeypatch.setattr(InMemorySource, "load_positions", load_positions)
         spy(InMemorySource, "load_positions", "load")
         summed(trains, model, TASKS, RULES[engine][0])
     assert events == ["load", *3 * ["load", "train"], "train"]

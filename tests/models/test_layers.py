@@ -78,12 +78,13 @@ def test_joined_masks_are_each_clients_own_draws_in_layer_order(p: float) -> Non
 
 
 def test_masks_sent_in_advance_are_those_of_the_stream_whatever_the_step_requests() -> None:
-    sent, alone = SentMasks(torch.device("cpu"), plain=False), client_masks(partial(stream, 0))
+    sent, alone = SentMasks(torch.device("cpu")), client_masks(partial(stream, 0))
     sent.requests = [(3, 0.5), (5, 0.25)]
     source, foreseen = sent.open([stream(0)]), [(4, 3, 0.5), (4, 5, 0.25)]
     for requests in (foreseen, foreseen[:1], foreseen[::-1], [], [*foreseen, (1, 2, 0.2)], foreseen):
         sent.prepare([4])
         assert all(torch.equal(source(*request), alone(*request)) for request in requests)
+    assert not sent._memory, "only CUDA graphs need the same memory in each step"
 
 
 def test_dropout_masks_values_or_channels_in_training_mode_only() -> None:

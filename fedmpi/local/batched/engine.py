@@ -52,7 +52,7 @@ MOST_LAID_OUT = 1 << 30
 """Largest number of bytes for the laid-out batches of the batched clients; above it, fewer clients are batched."""
 MOST_CLIENTS_CPU = 32
 MOST_CLIENTS_DEVICE = 512
-NO_SIZES = np.zeros(0, np.int64)
+NO_SIZES = np.zeros(MOST_CLIENTS_DEVICE, np.int64)
 
 
 @dataclass
@@ -97,6 +97,7 @@ class BatchedEngine:
             parts = ([working[i] for i in part] for part in np.array_split(np.arange(len(working)), chunks))
             for chunk in loaded_ahead(self._load, parts, start.device):
                 report += self._train_chunk(chunk, together, rows, job)
+                del chunk  # before the next but one is loaded
         return report
 
     def clients_at_once(self, rule: LocalRule, start: Tensor, rows: int = 0, steps: int = 0) -> int:
@@ -187,7 +188,7 @@ class BatchedEngine:
             return
         order, largest = np.argsort(-sizes, kind="stable"), int(sizes.max())
         together = min(self.clients_at_once(LocalRule(), w, largest), len(order), most)
-        stack = self._prepare(together, few_shapes(largest), LocalRule(), w)
+        stack = self._prepare(few_shapes(together), few_shapes(largest), LocalRule(), w)
         for first in range(0, len(order), together):
             places = order[first : first + together].tolist()
             chunk = self._load([ClientTask(int(clients[place]), rows_of[place], 1.0) for place in places])
@@ -270,7 +271,8 @@ def chunk_size(
     if net.embedding is not None:
         client_bytes += start.element_size() * (copies + 1) * net.embedding.weight.size
     _, memory = torch.cuda.mem_get_info(start.device)
-    samples = 3 * start.element_size() * math.prod(net.description.feature_shape) * -np.sort(-sizes)
+    largest = -np.sort(-np.append(sizes, NO_SIZES))
+    samples = 3 * start.element_size() * math.prod(net.description.feature_shape) * largest
     fitting = np.searchsorted(np.cumsum(client_bytes + samples), DEVICE_SHARE * memory, "right")
     return few_shapes(int(np.clip(fitting, 1, MOST_CLIENTS_DEVICE)), up=False)
 
