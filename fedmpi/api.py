@@ -14,12 +14,13 @@ import json
 import os
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from fedmpi.common.arithmetic import process_as_before
@@ -37,6 +38,7 @@ from fedmpi.models import build
 from fedmpi.mpi import Cluster
 from fedmpi.process.exit_codes import ending_together, stall_timeout
 from fedmpi.process.malloc import freed_memory_kept
+from fedmpi.process.signals import delayed_interrupt
 from fedmpi.records.checkpoint import load_model
 from fedmpi.records.history import Record, ending_of, read_records, read_summary
 from fedmpi.records.progress import shown_warnings
@@ -58,7 +60,8 @@ class Run:
     folder : Path or None
         RUN; None if nothing was written.
     ending : {"finished", "ended", "stopped"}
-        All rounds done; ended by `on_round`; or stopped on request, with a checkpoint in the folder to resume from.
+        All rounds done; ended earlier by `on_round` or `evaluation.patience`; or stopped on request, with a checkpoint
+        in the folder to resume from.
     """
 
     def __init__(self, summary: Record, *, folder: Path | None = None, ending: Ending = "finished", **known: Any):
@@ -69,7 +72,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Check whether the run has ended, after all rounds or because `on_round` ended it."""
+        """Check whether the run has ended, after all rounds or earlier."""
         return self.ending != "stopped"
 
     @cached_property
@@ -98,6 +101,13 @@ class Run:
     def model(self) -> nn.Module:
         """Return the network with the final weights, in evaluation mode, on the CPU. It is identical on every rank."""
         return _rebuilt(self._path(), self.summary)
+
+    @cached_property
+    def best_model(self) -> nn.Module:
+        """Return the network of the best round (`best_round` of the summary); otherwise like `model`."""
+        if self.summary and self.summary["best_round"] is None:
+            raise UserError("no round of this run has a score, so none is the best")
+        return _rebuilt(self._path(), self.summary, "model-best.safetensors")
 
     @cached_property
     def clients(self) -> Columns:
@@ -161,8 +171,9 @@ def run(
     resume : bool
         Continue the run in `out`, if there is one.
     on_round : callable, optional
-        Function called on rank 0 after each round with its record, including the evaluation if it is due. A true result
-        ends the run there, on all ranks.
+        Function called on rank 0 after each round with its record, including the evaluation if it is due. If it has a
+        parameter `model`, it also receives a copy of the network after the round. A true result ends the run there, on
+        all ranks.
     progress : bool
         Show finished rounds and warnings.
     stop : callable, optional
@@ -179,6 +190,9 @@ def run(
         Wrong input; the message names the problem, its place and a remedy.
     ComponentFailure
         A custom component, or `on_round`, raised an exception, which is the cause.
+    KeyboardInterrupt
+        Ctrl-C or the stop button of a notebook. A single process with `out` finishes the round and saves a checkpoint
+        first, unless interrupted again.
 
     Under MPI an exception that not all ranks raise ends the whole job.
 
@@ -206,7 +220,7 @@ def run(
             rearm = after.enter_context(stall_timeout(loaded.cluster.stall_timeout if cluster.size > 1 else 0.0))
             experiment = Experiment.connect(loaded, cluster)
             after.callback(experiment.close)
-            return _run(experiment, folder, resume, progress, on_round=on_round, stop=stop, rearm=rearm)
+            return _run(experiment, folder, resume, progress, stop, on_round=on_round, rearm=rearm)
 
 
 def _configured(
@@ -233,15 +247,24 @@ def _configured(
     return found
 
 
-def _run(experiment: Experiment, folder: Path | None, resume: bool, progress: bool, **functions: Any) -> Run:
+def _run(
+    experiment: Experiment,
+    folder: Path | None,
+    resume: bool,
+    progress: bool,
+    stop: Callable[[], bool] | None,
+    **functions: Any,
+) -> Run:
     config, cluster, simulation = experiment.config, experiment.cluster, None
     recorder = open_recorder(cluster, folder, config, resume, experiment.model.module, experiment.data_facts.digest)
     try:
         log_setup(experiment)
         if progress and cluster.is_server:
             print("\n".join(map(paragraph, opening_lines(experiment, folder))), flush=True)
-        simulation = Simulation(experiment, recorder, progress=progress, **functions)
-        ending = simulation.run()
+        saves = recorder is not None and cluster.size == 1
+        with delayed_interrupt(stop) if saves else nullcontext(stop) as stop:
+            simulation = Simulation(experiment, recorder, progress=progress, stop=stop, **functions)
+            ending = simulation.run()
     except Exception as error:
         if recorder is not None:
             recorder.failed(error)
@@ -252,8 +275,12 @@ def _run(experiment: Experiment, folder: Path | None, resume: bool, progress: bo
         if recorder is not None:
             recorder.close()
     summary, where = _from_server(cluster, [simulation.summary, str(folder.absolute()) if folder else ""])
-    history, module = simulation.history, experiment.model.released()
-    known = {"config": config, "model": module}
+    known: dict[str, Any] = {"config": config}
+    if summary["best_round"] is not None:
+        best = simulation.saved.best_model
+        (values,) = cluster.broadcast(None if best is None else [best.numpy(force=True)])
+        known["best_model"] = experiment.model.copy(torch.tensor(values, device=simulation.model.device))
+    history, known["model"] = simulation.history, experiment.model.released()
     if recorder is None:
         known |= {"records": history.records, "clients": concatenated(history.clients)}
     return Run(summary, folder=Path(where) if where else None, ending=ending, **known)
@@ -281,13 +308,13 @@ def load_run(folder: str | Path) -> Run:
     return Run(summary, folder=folder, ending=ending_of(summary, path) if summary else "stopped")
 
 
-def _rebuilt(folder: Path, summary: Record) -> nn.Module:
-    """Return the network of a finished run: built from its configuration, with the values of model.safetensors.
+def _rebuilt(folder: Path, summary: Record, name: str = "model.safetensors") -> nn.Module:
+    """Return the network of a finished run: built from its configuration, with the values of a file in the folder.
 
     Its other components need not be importable: they may have been typed into a notebook.
     """
     if not summary:
-        raise UserError(f"{folder} holds no finished run, so it has no final model. Continue it with resume")
+        raise UserError(f"{folder} holds no finished run, so it has no {name}. Continue it with resume")
     if "data" not in summary:
         raise UserError(
             f"{folder / 'summary.json'} does not describe the data, so it is damaged. Repeat the run from its "
@@ -305,7 +332,7 @@ def _rebuilt(folder: Path, summary: Record) -> nn.Module:
         except UserError as error:
             raise UserError(
                 f"{error}. If the run was given a network itself, no folder can build it again. Load the values of "
-                f"{folder / 'model.safetensors'} into it"
+                f"{folder / name} into it"
             ) from error
-    load_model(module, folder / "model.safetensors")
+    load_model(module, folder / name)
     return module.eval()

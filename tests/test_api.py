@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,15 @@ def plain() -> fedmpi.Run:
     return small()
 
 
+def share_right(model: nn.Module) -> float:
+    """Return the share of the digits' test set that a model classifies correctly."""
+    x, y = open_store("digits").test()
+    description = open_store("digits").description
+    features = (torch.from_numpy(x / 255.0) - description.mean[0]) / description.std[0]
+    with torch.no_grad():
+        return float((model(features.float()).argmax(1) == torch.from_numpy(y)).double().mean())
+
+
 def digits() -> fedmpi.ClientArrays:
     """Return the embedded digits as a user's arrays."""
     store = open_store("digits")
@@ -72,12 +82,7 @@ def test_a_run_has_a_record_a_round_with_its_evaluation_a_summary_and_the_final_
     assert plain.folder is None and plain.ending == "finished" and plain.config.preset == "fedavg"
     assert plain.frame()["round"].tolist() == [0, 1, 2]
     assert repr(plain) == f"<Run of 3 rounds, finished: test_accuracy {plain.records[-1]['test_accuracy']:.4f}>"
-    x, y = open_store("digits").test()
-    description = open_store("digits").description
-    features = (torch.from_numpy(x / 255.0) - description.mean[0]) / description.std[0]
-    with torch.no_grad():
-        right = plain.model(features.float()).argmax(1) == torch.from_numpy(y)
-    assert float(right.double().mean()) == pytest.approx(plain.records[-1]["test_accuracy"])
+    assert share_right(plain.model) == plain.records[-1]["test_accuracy"]
 
 
 def test_a_run_without_a_folder_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -276,6 +281,77 @@ def test_asked_to_stop_a_run_saves_and_continues_later(plain: fedmpi.Run, tmp_pa
     assert more.ending == "finished" and untimed(more.records) == untimed(plain.records)
     assert untimed(run.records) == untimed(plain.records)[:1]  # requested with a folder that contains more
     assert same_values(more.model, plain.model)
+
+
+def test_a_notebooks_stop_button_saves_and_a_second_one_stops_at_once(plain: fedmpi.Run, tmp_path: Path):
+    def pressed(times: int, record: Record) -> None:
+        for _ in range(times if record["round"] == 0 else 0):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    for presses, folder, rounds in ((1, tmp_path / "once", 2), (2, tmp_path / "twice", 0), (1, None, 0)):
+        with pytest.raises(KeyboardInterrupt):
+            small(out=folder, on_round=partial(pressed, presses))
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if folder is not None:
+            saved = sorted(path.name for path in (folder / "checkpoints").glob("*"))
+            assert saved == [f"round-{rounds:08d}.safetensors"][:rounds], "the round after it is the first to be asked"
+            more = small(out=folder, resume=True)
+            assert same_values(more.model, plain.model) and untimed(more.records) == untimed(plain.records)
+
+
+# Best model and early stopping
+
+RISING_AND_FALLING = {"rounds": 20, "local.lr": 0.5, "evaluation.patience": 2, "checkpoint.every": 3}
+
+
+@pytest.mark.parametrize("more", [{}, {"evaluation.every": 2, "evaluation.min_delta": 0.2}])
+def test_patience_ends_a_run_after_the_same_round_when_resumed_and_the_best_model_is_kept(
+    more: dict[str, Any], tmp_path: Path
+):
+    keys = RISING_AND_FALLING | more
+    forever = small(more=keys | {"evaluation.patience": 50})
+    least, waited, end = -1.0, 0, -1
+    while waited < 2:
+        end += 1
+        if (score := forever.records[end].get("test_accuracy")) is not None:
+            least, waited = (score, 0) if score > least + keys.get("evaluation.min_delta", 0) else (least, waited + 1)
+    assert 3 < end < 19
+    whole = small(more=keys, out=tmp_path / "whole")
+    assert whole.ending == fedmpi.load_run(tmp_path / "whole").ending == "ended"
+    assert untimed(whole.records) == untimed(forever.records)[: end + 1]
+    assert f"not improved by more than {keys.get('evaluation.min_delta', 0)}" in whole.summary["ended_because"]
+    assert share_right(whole.best_model) == whole.summary["best_test_accuracy"]
+    assert same_values(fedmpi.load_run(tmp_path / "whole").best_model, whole.best_model)
+    best = small(more=keys | {"rounds": whole.summary["best_round"] + 1})
+    assert same_values(best.model, whole.best_model) and same_values(best.best_model, whole.best_model)
+    for rounds in (end, end + 1):
+        answers = iter([False] * (rounds - 1) + [True])
+        small(more=keys, out=tmp_path / str(rounds), stop=lambda answers=answers: next(answers))
+        cut = small(more=keys, out=tmp_path / str(rounds), resume=True)
+        assert untimed(cut.records) == untimed(whole.records) and cut.ending == "ended"
+        files = [tmp_path / name / "model-best.safetensors" for name in (str(rounds), "whole")]
+        assert files[0].read_bytes() == files[1].read_bytes() and same_values(cut.best_model, whole.best_model)
+        assert (tmp_path / str(rounds) / "confusion.csv").exists()
+    longer = small(more=keys | {"evaluation.patience": 50}, out=tmp_path / "whole", resume=True)
+    assert longer.finished and "ended_because" not in longer.summary
+    assert untimed(longer.records)[-1] == untimed(forever.records)[-1]
+    assert same_values(longer.best_model, forever.best_model)
+
+
+def test_on_round_gets_a_copy_of_the_model_and_is_rejected_if_it_takes_something_else(plain: fedmpi.Run):
+    seen: list[nn.Module] = []
+
+    def keep(record: Record, model: nn.Module) -> None:
+        assert share_right(model) == record["test_accuracy"]
+        seen.append(model)
+        with torch.no_grad():
+            seen[0][1].weight.zero_()  # does not change the run
+
+    run = small(on_round=keep)
+    assert same_values(seen[-1], run.model) and same_values(run.model, plain.model)
+    with pytest.raises(fedmpi.UserError, match="on_round = .* is called with record, model, which it does not take"):
+        small(on_round=lambda record, model, more: None)
 
 
 # Runs read from their folders

@@ -37,6 +37,7 @@ WEIGHED_BY_SIZE = only_with("server.weights", "samples", "normalized", "unbiased
 WARPED = only_with("rebalance.mode", "virtual")
 CLIPPED = not_with("privacy.clip_norm", None)
 VIEWING = not_with("evaluation.clients", None)
+PATIENT = not_with("evaluation.patience", None)
 
 
 class DataTable(Table):
@@ -402,6 +403,11 @@ class EvaluationTable(Table):
     exceed 8 MiB, since larger passes do not fit into the caches."""
     target_accuracy: Probability | None = None
     """The summary reports the first round that reached this test accuracy (with on = "val": validation accuracy)."""
+    patience: Count | None = None
+    """Number of evaluations in a row without an improvement after which the run ends early. The score is that of the
+    best round. Unset = run all rounds."""
+    min_delta: Annotated[NonNegative, PATIENT] = 0.0
+    """Only a score that exceeds the last improved score by more than this counts as an improvement."""
     clients: Count | Literal["all", "participants"] | None = None
     """Clients on whose samples the global model is evaluated separately: all; participants, the selected clients; or a
     number of clients, drawn once by the seed. Uses their validation samples (data_prep --val), or their training

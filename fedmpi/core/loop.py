@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Literal
 
 from fedmpi.common.calling import during
@@ -31,8 +32,8 @@ VIEWING = ("clients", "fine_tune")
 Ending = Literal["finished", "ended", "stopped"]
 """Reasons for the end of a run.
 
-"finished": all rounds are done. "ended": `on_round` requested no further round. "stopped": a stop was requested, and
-the state needed to resume is saved."""
+"finished": all rounds are done. "ended": `on_round` or `evaluation.patience` ended the run earlier. "stopped": a stop
+was requested, and the state needed to resume is saved."""
 
 
 class Simulation:
@@ -66,7 +67,7 @@ class Simulation:
             numbers=hooks.numbers if hooks else (),
         )
         self.saved = SavedState(experiment, recorder)
-        self.listener = Listener(self.cluster, on_round)
+        self.listener = Listener(self.cluster, on_round, self.config.evaluation.patience is not None)
         self.stop = stop or (lambda: False)
         self.rearm = rearm or (lambda: None)
         self.progress = progress and self.cluster.is_server
@@ -81,9 +82,10 @@ class Simulation:
         if self.progress:
             launched = read_launch() is not None
             self.display = RoundDisplay(self.config.rounds, first, self.config.logging.interval, launched=launched)
-        ending: Ending = "finished"
+        exhausted = self.saved.exhausted()
+        ending: Ending = "ended" if exhausted else "finished"
         t = first - 1
-        for t in range(first, self.config.rounds):
+        for t in range(first, first if exhausted else self.config.rounds):
             with during(t):
                 plan, totals = self._round(t)
             enough = self._report_round(plan)
@@ -174,18 +176,24 @@ class Simulation:
             self.pending = record
 
     def _report_round(self, plan: Plan) -> bool:
-        """Give the round to `on_round`, evaluated; return whether it requests no further round."""
+        """Give the round to `on_round`, evaluated; return whether it or the patience ends the run.
+
+        Without `on_round`, the evaluation overlaps with the next round as long as it cannot end the run.
+        """
         if not self.listener.listens:
             return False
-        self._evaluate_pending()
-        ended = self.listener.ends(self.pending)
+        best = self.saved.best
+        if decides := self.listener.on_round is not None or best.patience_left <= 1:
+            self._evaluate_pending()
+        ended = self.listener.ends(self.pending, partial(self.net.copy, self.model), best.exhausted)
         if ended and plan.round + 1 < self.config.rounds:
             view = self.experiment.view
             seen = self._look(view, plan) if view is not None and not view.due(plan.round) else {}
             if self.pending is not None:
                 self.pending |= seen
                 self.pending["phase_seconds"] |= {n: s for n, s in self.phases.items() if n in VIEWING}
-        self._write_pending(last=ended)
+        if decides:
+            self._write_pending(last=ended)
         return ended
 
     def _write_pending(self, last: bool = False) -> None:
@@ -210,6 +218,7 @@ class Simulation:
             started = time.perf_counter()
             scores = self.experiment.data_facts.evaluated.scores(self.net, self.model, record["round"])
             record.update(scores)
+            self.saved.note(record, self.model)
             record["phase_seconds"]["evaluate"] = time.perf_counter() - started
         self.decisions.remember(record)
 
@@ -224,6 +233,7 @@ class Simulation:
             self._write_pending(last=True)  # a stopped run without a folder cannot store its last record
         else:
             self.recorder.saved()
+            self.recorder.write_best(self.saved.best_file())
         self.sums.release()
         moved = self.saved.moved()
         self.net.begin(self.model)
@@ -231,6 +241,9 @@ class Simulation:
         if not self.cluster.is_server:
             return
         facts = summary_facts(self.experiment) | moved.facts()
+        if ending == "ended":
+            exhausted = self.saved.best.exhausted
+            facts["ended_because"] = self.saved.best.reason if exhausted else "on_round returned a true value"
         if self.recorder is None or ending == "stopped":
             self.summary = self.history.summary(facts)
         else:

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 import fedmpi
-from fedmpi.common.calling import failure_of
+from fedmpi.common.calling import failure_of, takes
 from fedmpi.common.errors import ComponentFailure, raised
 from fedmpi.common.plan import Plan
 from fedmpi.common.registry import Component, in_memory
@@ -23,13 +24,15 @@ from fedmpi.core.experiment import Experiment
 from fedmpi.core.reduce import RoundTotals
 from fedmpi.local.observer import client_drift, gradient_diversity, local_gain
 from fedmpi.mpi import Cluster
+from fedmpi.mpi.ranks import on_server
 from fedmpi.records.history import Record, clients_as_text, json_value
 from fedmpi.records.provenance import git_commit, versions
 from fedmpi.updates.traffic import paper_formula, round_links
 
 log = logging.getLogger("fedmpi")
 
-OnRound = Callable[[Record], Any]
+OnRound = Callable[..., Any]
+"""Function of a record and, if it has this parameter, the `model` after the round."""
 
 
 def round_record(experiment: Experiment, plan: Plan, totals: RoundTotals) -> Record:
@@ -149,24 +152,27 @@ def summary_facts(experiment: Experiment) -> Record:
 
 
 class Listener:
-    """Caller of `on_round` on rank 0 after every round, which sends the answer to all ranks."""
+    """Caller of `on_round` on rank 0 after every round; sends its answer, or the end of the patience, to all ranks."""
 
-    def __init__(self, cluster: Cluster, on_round: OnRound | None):
+    def __init__(self, cluster: Cluster, on_round: OnRound | None, patient: bool):
         self.cluster = cluster
         self.on_round = on_round if cluster.is_server else None
-        self.listens = bool(cluster.maximum(self.on_round is not None))
+        self.listens = patient or bool(cluster.maximum(self.on_round is not None))
+        self.part = Component("function on_round =", on_round, key="on_round")
+        self.named = on_server(cluster, self._named) if self.listens else None
 
-    def ends(self, record: Record | None) -> bool:
-        """Check whether the run should end after this round; collective if `on_round` is set."""
-        if not self.listens:
-            return False
-        wanted, failure, cause = False, None, None
+    def _named(self) -> set[str]:
+        return takes(self.part, self.on_round, "record", offered=("model",)) if self.on_round is not None else set()
+
+    def ends(self, record: Record | None, model: Callable[[], nn.Module], exhausted: bool) -> bool:
+        """Check whether the run should end after this round; collective."""
+        wanted, failure, cause = exhausted, None, None
         if self.on_round is not None and record is not None:
             try:
-                wanted = bool(self.on_round(dict(json_value(record))))
+                more = {"model": model()} if self.named else {}
+                wanted |= bool(self.on_round(dict(json_value(record)), **more))
             except Exception as error:
-                part = Component("function on_round =", self.on_round, key="on_round")
-                failure, cause = vars(failure_of(part, error, raised(error), record["round"])), error
+                failure, cause = vars(failure_of(self.part, error, raised(error), record["round"])), error
         answer = json.dumps([wanted, failure]).encode() if self.cluster.is_server else b""
         (received,) = self.cluster.broadcast([np.frombuffer(answer, np.uint8)] if self.cluster.is_server else None)
         wanted, failure = json.loads(received.tobytes())

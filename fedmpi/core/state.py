@@ -18,8 +18,8 @@ from fedmpi.common.files import writing
 from fedmpi.core.experiment import Experiment
 from fedmpi.mpi import BytesMoved
 from fedmpi.mpi.ranks import on_server
-from fedmpi.records.checkpoint import Checkpoint, clients_file, load_records, save_records
-from fedmpi.records.history import Record
+from fedmpi.records.checkpoint import Checkpoint, clients_file, load_records, model_file, save_records
+from fedmpi.records.history import BestRound, Record
 from fedmpi.records.provenance import custom_components
 from fedmpi.records.recorder import Recorder
 from fedmpi.updates.compression import RESIDUALS
@@ -28,12 +28,12 @@ log = logging.getLogger("fedmpi")
 
 
 class SavedState:
-    """Checkpoints of a run.
+    """Checkpoints of a run, and the model of its best round.
 
-    Tensors: the model; the moments of the server optimizer; the server's vectors of the local algorithm; the strata,
-    the accounts, the workers' speeds and the sampler's numbers (`Decisions`); the state of sampler, weights and
-    aggregator; how often clients were selected; and what compression has kept of clients' updates. Clients' vectors of
-    the local algorithm are in a separate file.
+    Tensors: the model; that of the best round so far; the moments of the server optimizer; the server's vectors of the
+    local algorithm; the strata, the accounts, the workers' speeds and the sampler's numbers (`Decisions`); the state of
+    sampler, weights and aggregator; how often clients were selected; and what compression has kept of clients' updates.
+    Clients' vectors of the local algorithm are in a separate file.
     """
 
     def __init__(self, experiment: Experiment, recorder: Recorder | None):
@@ -44,6 +44,23 @@ class SavedState:
         observer = experiment.trainer.observer
         self.transport = observer.transport if observer is not None else None
         self._moved_before = BytesMoved()
+        self.best = BestRound(self.config)
+        self.best_model: Tensor | None = None  # (d,), on rank 0
+        self._best_written = False
+
+    def note(self, record: Record, model: Tensor) -> None:
+        """Keep a copy of the model (d,) after an evaluated round if it is the best so far (rank 0 only)."""
+        if self.best.add(record):
+            self.best_model = model.clone() if self.best_model is None else self.best_model.copy_(model)
+            self._best_written = False
+
+    def best_file(self) -> bytes | None:
+        """Return the bytes of model-best.safetensors if it must be written anew."""
+        if self._best_written or self.best_model is None:
+            return None
+        self._best_written = True
+        self.net.look(self.best_model)
+        return model_file(self.net.module)
 
     def moved(self) -> BytesMoved:
         """Return the bytes moved by MPI since the start of the run, across resumptions; collective."""
@@ -82,7 +99,8 @@ class SavedState:
                     header["clients"] = digest
         if self.recorder is not None:
             header.update(settled=settled, unsettled=unsettled, frozen=self.net.frozen_checksum)
-            self.recorder.checkpoint(next_round, {"model": model, **tensors}, header)
+            best = {} if self.best_model is None else {"best": self.best_model}
+            self.recorder.checkpoint(next_round, {"model": model, **best, **tensors}, header, self.best_file())
 
     def resume(self, model: Tensor) -> tuple[int, Record | None]:
         """Return the first round to run, and the record that waits for its evaluation; collective.
@@ -92,8 +110,11 @@ class SavedState:
         checkpoint = on_server(self.cluster, self._found)
         try:
             first, saved = self._share(checkpoint)
-            if checkpoint is not None:
+            if checkpoint is not None and self.recorder is not None:
                 self._moved_before = BytesMoved(checkpoint.header.get("mpi_bytes", {}))
+                unsettled = checkpoint.header["unsettled"] or {}
+                self.best = BestRound(self.config, [*self.recorder.history.records, unsettled])
+                self.best_model = checkpoint.tensors["best"].to(model.device) if self.best.record else None
         except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
             raise UserError(
                 f"the checkpoint does not fit this run ({raised(error)}). Resume with the version of fedmpi that wrote "
@@ -106,6 +127,10 @@ class SavedState:
         if saved is not None:
             model.copy_(saved)
         return first, None if checkpoint is None else checkpoint.header.get("unsettled")
+
+    def exhausted(self) -> bool:
+        """Check whether `evaluation.patience` has ended the run already; collective."""
+        return self.config.evaluation.patience is not None and bool(self.cluster.maximum(self.best.exhausted))
 
     def _found(self) -> Checkpoint | None:
         """Return the checkpoint of the run's folder that the run resumes from, on rank 0 only."""

@@ -84,7 +84,7 @@ class Hooks:
         self._kept: list[tuple[int, str, Tensor]] = []
         if overrides(algorithm, "start"):
             with calling(part):
-                algorithm.start(model.copy(), model.layout, streams.generator(Purpose.ALGORITHM_START))
+                algorithm.start(model.copy(model.initial), model.layout, streams.generator(Purpose.ALGORITHM_START))
 
     @property
     def alone(self) -> str | None:

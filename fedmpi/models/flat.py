@@ -220,10 +220,14 @@ class FlatModel:
             tensor.data = tensor.data.clone()
         return _as_given(self.module).to("cpu")
 
-    def copy(self) -> nn.Module:
-        """Return a copy of the initial model as a plain torch module in evaluation mode."""
-        self.look(self.initial)
-        return _as_given(self._fresh())
+    def copy(self, values: Tensor) -> nn.Module:
+        """Return a plain torch module with the values (d,), in host memory and in evaluation mode."""
+        self.look(values)
+        made = self._fresh()
+        own = [p for p in made.parameters() if p.requires_grad] + travelling_buffers(made)
+        for value, view in zip(own, self._cut(values), strict=True):
+            value.data = view.clone()
+        return _as_given(made).to("cpu")
 
     @property
     def layout(self) -> dict[str, slice]:

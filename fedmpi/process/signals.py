@@ -7,16 +7,19 @@ This module imports nothing slow: the commands install the handlers before anyth
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import signal
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from fedmpi.common.errors import UNWRITABLE
 
+log = logging.getLogger("fedmpi")
 STOPPED_AFTER_SAVING = 75
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 FORCING = (signal.SIGTERM, signal.SIGINT)
@@ -84,3 +87,30 @@ class Interrupt:
         signal.set_wakeup_fd(-1)
         for number, handler in self._previous.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def delayed_interrupt(stop: Callable[[], bool] | None) -> Iterator[Callable[[], bool]]:
+    """Delay the first KeyboardInterrupt to the end of the context; yield `stop`, true also if it has arrived.
+
+    A second one takes effect at once. Nothing changes outside the main thread, or if the program handles SIGINT itself.
+    """
+    arrived = False
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        nonlocal arrived
+        arrived = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        log.warning("interrupted: finishing and saving this round. Interrupt again to stop at once")
+
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    delays = in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if delays:
+        signal.signal(signal.SIGINT, remember)
+    try:
+        yield lambda: arrived or (stop is not None and stop())
+    finally:
+        if delays:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+    if arrived:
+        raise KeyboardInterrupt

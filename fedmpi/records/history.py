@@ -7,7 +7,7 @@ import math
 import os
 import time
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +29,56 @@ SCORES = ("test_", "val_", "client_accuracy_", "client_loss_", "client_tuned_")
 SPENT = ("update_epsilon", "size_epsilon_max", "size_epsilon_mean")
 """Keys of the privacy spent so far."""
 LINKS = ("client_up", "client_down", "mediator_up", "mediator_down")
+
+
+class BestRound:
+    """Best of the rounds added so far, and the evaluations since the last improvement (`evaluation.patience`).
+
+    Rounds are ranked by accuracy, or by loss in a regression: on the validation samples if a round was evaluated on
+    them, else on the test set.
+    """
+
+    def __init__(self, config: Config, records: Iterable[Record] = ()):
+        self._kind, self._table = KINDS[config.task.kind], config.evaluation
+        self._begin("test")
+        for record in records:
+            self.add(record)
+
+    def _begin(self, part: str) -> None:
+        self.part, self.key = part, f"{part}_{self._kind.score}"
+        self.record: Record = {}  # of the best round
+        self.waited = 0
+        self._best = self._improved = -math.inf
+
+    def add(self, record: Record) -> bool:
+        """Add the next round, unless it was not evaluated; return whether it is the best so far."""
+        if self.part == "test" and f"val_{self._kind.score}" in record:
+            self._begin("val")
+        if self.key not in record:
+            return False
+        score = json_value(record[self.key])
+        value = -math.inf if score is None else score if self._kind.higher else -score
+        self.waited += 1
+        if value > self._improved + self._table.min_delta:
+            self._improved, self.waited = value, 0
+        if better := value > self._best:
+            self._best, self.record = value, record
+        return better
+
+    @property
+    def patience_left(self) -> float:
+        """Number of further evaluations without an improvement that end the run."""
+        return math.inf if self._table.patience is None else self._table.patience - self.waited
+
+    @property
+    def exhausted(self) -> bool:
+        """Check whether the run should end, since the score no longer improves."""
+        return self.patience_left <= 0
+
+    @property
+    def reason(self) -> str:
+        """Reason for the end of the run, in words."""
+        return f"{self.key} has not improved by more than {self._table.min_delta:g} in {self.waited} evaluations"
 
 
 class History:
@@ -64,21 +114,16 @@ class History:
     def summary(self, facts: Record) -> Record:
         """Return final and best scores, seconds, samples, privacy and bytes of the whole run, and the given facts."""
         records = self.records
-        kind = KINDS[self.config.task.kind]
-        judge = "val" if any(f"val_{kind.score}" in record for record in records) else "test"
-        key = f"{judge}_{kind.score}"
-        scored = [place for place, record in enumerate(records) if record.get(key) is not None]
+        found, kind = BestRound(self.config, records), KINDS[self.config.task.kind]
+        best, parts = found.record, dict.fromkeys(("test", found.part))
+        scored = [place for place, record in enumerate(records) if record.get(found.key) is not None]
         last = {name: value for record in records[scored[-1] if scored else 0 :] for name, value in record.items()}
-        choose = max if kind.higher else min
-        best = choose((records[place] for place in scored), key=lambda record: record[key], default={})
         links = {link: _total(records, f"bytes_{link}") for link in (*LINKS, "paper_formula")}
         summary: Record = {
             "final": {k: v for k, v in last.items() if k.startswith(SCORES) or k in ("round", "train_loss")},
-            **{
-                f"best_{part}_{kind.score}": best.get(f"{part}_{kind.score}") for part in dict.fromkeys(("test", judge))
-            },
+            **{f"best_{part}_{kind.score}": best.get(f"{part}_{kind.score}") for part in parts},
             "best_round": best.get("round"),
-            "best_chosen_on": judge,
+            "best_chosen_on": found.part,
             "wall_seconds": self.seconds,
             **{f"{work}_total": _total(records, work) for work in ("samples", "steps")},
             **{name: record[name] for record in records for name in SPENT if name in record},
@@ -147,7 +192,7 @@ def read_summary(path: Path) -> Record:
 
 
 def ending_of(summary: Record, path: Path) -> Literal["finished", "ended"]:
-    """Return whether a run with a summary finished all rounds, or `on_round` ended it earlier."""
+    """Return whether a run with a summary finished all rounds or ended earlier."""
     with _readable(path):
         rounds = tomllib.loads(read_plain(path).decode()).get("rounds", 0)
     return "ended" if summary.get("final", {}).get("round", rounds) + 1 < rounds else "finished"

@@ -102,6 +102,7 @@ def show_summary(summary: Record, folder: str) -> None:
     table = Table(show_header=False)
     rows = {
         "rounds": summary["final"].get("round", -1) + 1,
+        **({"ended because": summary["ended_because"]} if "ended_because" in summary else {}),
         **_scores(summary),
         "wall time": readable_duration(summary["wall_seconds"]),
         "ranks": summary["ranks"],

@@ -26,7 +26,7 @@ from fedmpi.config.writing import not_repeatable
 from fedmpi.mpi import Cluster
 from fedmpi.mpi.ranks import on_server
 from fedmpi.records.checkpoint import Checkpoint, copied, model_file, newest_checkpoint, save_checkpoint
-from fedmpi.records.history import History, Record, as_line
+from fedmpi.records.history import BestRound, History, Record, as_line
 from fedmpi.records.progress import RunLog, tags
 from fedmpi.records.provenance import changes_since, data_mark, digests, keep_sources, part_sources
 from fedmpi.records.tables import confusion_csv, drop_clients_after, write_clients
@@ -120,10 +120,10 @@ class Recorder:
                         "another --out"
                     )
                 self.history.seconds_before = float(checkpoint.header["seconds"])
+            self.history.lines = kept
             self._take_changes(first)
             drop_clients_after(self.folder, first)
             write_whole(path, *kept)
-            self.history.lines = kept
             if self.config.logging.tensorboard:
                 from torch.utils.tensorboard import SummaryWriter  # slow to import
 
@@ -139,7 +139,7 @@ class Recorder:
                 f"{self.folder} has done {next_round} rounds already, more than rounds = {self.config.rounds}. Give "
                 f"rounds = {next_round} or more, or choose another --out"
             )
-        if next_round < self.config.rounds:
+        if next_round < self.config.rounds and not BestRound(self.config, self.history.records).exhausted:
             for name in FINAL:  # a summary implies a final model
                 (self.folder / name).unlink(missing_ok=True)
         if self._changes:
@@ -161,8 +161,10 @@ class Recorder:
                 for name, value in tags(record).items():
                     self._events.add_scalar(name, value, record["round"])
 
-    def checkpoint(self, next_round: int, tensors: dict[str, Tensor], header: Record) -> None:
-        """Save a checkpoint from which the run resumes at `next_round`.
+    def checkpoint(
+        self, next_round: int, tensors: dict[str, Tensor], header: Record, best: bytes | None = None
+    ) -> None:
+        """Save a checkpoint from which the run resumes at `next_round`, and the best model if it is a new one.
 
         The present values are copied and written during the following rounds; the next call raises an error of that.
         """
@@ -179,9 +181,16 @@ class Recorder:
                 if self._events is not None:
                     self._events.flush()
                 write_clients(self.folder, seen, next_round)
+                self.write_best(best)
                 save_checkpoint(self.checkpoints, checkpoint, self.config.checkpoint.keep)
 
         self._saving = self._thread.submit(save)
+
+    def write_best(self, best: bytes | None) -> None:
+        """Write the model of the best round, if it is a new one."""
+        if best is not None:
+            with writing(self.folder):
+                write_whole(self.folder / "model-best.safetensors", best)
 
     def saved(self) -> None:
         """Wait until the last checkpoint is on the disk, and raise its error."""

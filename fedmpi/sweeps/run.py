@@ -25,7 +25,7 @@ from fedmpi.config.base import written
 from fedmpi.mpi.device import MOST_THREADS, cores_allowed
 from fedmpi.process.children import ends_with_parent, how_it_ended, last_words, launcher, this_fedmpi
 from fedmpi.process.signals import STOPPED_AFTER_SAVING
-from fedmpi.records.history import read_summary
+from fedmpi.records.history import BestRound, read_records, read_summary
 from fedmpi.records.provenance import changes_since, digests, kept_digests, part_sources
 from fedmpi.results.comparison import judged
 from fedmpi.results.loading import NOTE, shortened
@@ -70,7 +70,8 @@ def is_finished(run: PlannedRun) -> bool:
         final = read_summary(run.folder / "summary.json").get("final", {})
     except UserError as error:
         raise UserError(f"run {run.name}: {error}") from error
-    return bool(final.get("round", -1) + 1 >= run.config.rounds)
+    rounds = final.get("round", -1) + 1
+    return rounds >= run.config.rounds or BestRound(run.config, read_records(run.folder, rounds)).exhausted
 
 
 def unfinished(runs: Sequence[PlannedRun]) -> list[PlannedRun]:

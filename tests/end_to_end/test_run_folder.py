@@ -44,8 +44,8 @@ def test_the_folder_holds_what_the_manual_lists(run: Done):
     names = {path.name for path in run.folder.iterdir()}
     events = {name for name in names if name.startswith("events.out.tfevents.")}
     assert names - events == {
-        "config.toml", "metrics.jsonl", "summary.json", "model.safetensors", "checkpoints", "run.log", "plugins",
-        "confusion.csv",
+        "config.toml", "metrics.jsonl", "summary.json", "model.safetensors", "model-best.safetensors", "checkpoints",
+        "run.log", "plugins", "confusion.csv",
     }  # fmt: skip
     assert len(events) == 1
 

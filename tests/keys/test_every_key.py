@@ -95,6 +95,8 @@ EFFECTS: dict[str, dict[str, str]] = {
         "data.source.alpha": "0.3 3 model",
         "data.source.seed": "0 1 model",
     },
+    f"{SOME} local.lr=0.5 rounds=12": {"evaluation.patience": "1 2 clients"},
+    f"{SOME} local.lr=0.5 rounds=12 evaluation.patience=2": {"evaluation.min_delta": "0 1 clients"},
     f"{SOME} data.source={{val}}": {"evaluation.on": "test val record"},
     f"{SOME} data.source={{damaged}}": {"data.verify": "false true rejection"},
     f"{SOME} data.source={{augmented}} rebalance=true": {"rebalance.mode": "stored virtual rejection"},

@@ -50,3 +50,5 @@ def test_a_resumed_run_remembers(name: str, tmp_path: Path):
     whole, cut = seen(tmp_path / "whole"), seen(tmp_path / "cut")
     assert len(whole["record"]) == 5
     assert {**whole, "files": []} == {**cut, "files": []}
+    best = [(tmp_path / name / "model-best.safetensors").read_bytes() for name in ("whole", "cut")]
+    assert best[0] == best[1]

@@ -61,6 +61,7 @@ NOWHERE: dict[str, list[str]] = {
     "devices.upload.sigma=1": [CLOCK],
     "evaluation.clients_every=3": [SOME],
     "evaluation.fine_tune=1": [SOME],
+    "evaluation.min_delta=0.1": [SOME],
     "compression.fraction=0.5": [SOME, f"{SOME} compression=int8"],
     "compression.error_feedback=true": [SOME],
     "privacy.noise_multiplier=1": [SOME],

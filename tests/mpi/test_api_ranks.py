@@ -25,15 +25,18 @@ from tests.quick_end import end_quickly
 from tests.test_training_own_models import outcomes
 
 KEYS = {"rounds": 3, "clients.count": 6, "server.exact": True, "cluster.reduction": "window", "model.hidden": [8]}
+PATIENT = KEYS | {"rounds": 20, "local.lr": 0.5, "evaluation.patience": 2}
 RANKS = 3
 Found = list[dict[str, Any]]
 
 
 def facts_of(run: fedmpi.Run) -> dict[str, Any]:
     values = b"".join(value.numpy().tobytes() for value in run.model.state_dict().values())
+    best = b"".join(value.numpy().tobytes() for value in run.best_model.state_dict().values())
     return {
         "records": [{k: v for k, v in record.items() if "seconds" not in k} for record in run.records],
         "summary": [run.summary["final"], run.summary["wall_seconds"], run.ending, str(run.folder), crc32(values)],
+        "best": [run.summary["best_round"], crc32(best)],
     }
 
 
@@ -85,6 +88,7 @@ def main() -> None:
         "taken": refusal("fedavg", KEYS, out=folder / "run"),
         "different arrays": refusal("fedavg", KEYS, data=arrays(rank)),
         "different networks": refusal("fedavg", {"rounds": 1}, data=arrays(), model=own),
+        "patient": facts_of(fedmpi.run("fedavg", PATIENT)),
         "calls": calls,
         "own models": outcomes(),
         "mapped": mapped_after_runs(),
@@ -115,6 +119,13 @@ def test_records_are_whole_on_rank_0_and_summary_and_model_everywhere(found: Fou
     assert found[0]["written"]["summary"][-1] == found[0]["plain"]["summary"][-1]
     assert Path(found[0]["written"]["summary"][3]).is_dir()
     assert [ranks["calls"] for ranks in found] == [[0, 1], [], []]
+
+
+def test_patience_ends_after_the_same_round_with_the_same_best_model_as_on_one_rank(found: Found):
+    alone = facts_of(fedmpi.run("fedavg", PATIENT | {"cluster.threads": 1}))
+    assert [ranks["patient"]["best"] for ranks in found] == [alone["best"]] * RANKS
+    assert len(found[0]["patient"]["records"]) == len(alone["records"]) < 20
+    assert [ranks["patient"]["summary"][2] for ranks in found] == [alone["summary"][2]] * RANKS == ["ended"] * RANKS
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import tomli_w
 from fedmpi import UserError, api, sweep
 from fedmpi.common.errors import RunFailure
 from fedmpi.common.files import lock_folder
+from fedmpi.config.loading import given_config
 from fedmpi.data.schema import PREPARING, read_manifest
 from fedmpi.mpi.device import MOST_THREADS
 from fedmpi.process.children import TAIL, last_words
@@ -91,6 +93,13 @@ def test_a_folder_shows_whether_its_run_is_finished_and_finished_runs_are_only_r
     outcomes = run_sweep(planned, planned.runs)
     assert [outcome.ending for outcome in outcomes] == ["finished"] * 2 and exit_code(outcomes) == 0
     assert [run.config.seed for run in sweep(TWO_SEEDS, tmp_path)] == [0, 1]
+
+
+def test_a_run_that_its_patience_ended_is_finished_until_the_patience_grows(tmp_path: Path) -> None:
+    common = {**COMMON, "rounds": 20, "local": {"lr": 0.5}}
+    [run] = plan_sweep({**common, "sweep": {"evaluation.patience": [2]}}, tmp_path).runs
+    assert api.run(run.config, out=run.folder).ending == "ended" and is_finished(run)
+    assert not is_finished(replace(run, config=given_config(run.config, {"evaluation.patience": 9})))
 
 
 def test_a_stopped_sweep_starts_nothing(tmp_path: Path) -> None:
