@@ -209,6 +209,22 @@ def test_a_stack_serves_more_clients_and_larger_batches_than_its_first_round(nam
         assert_alike(trained(name, BatchedEngine, rules, device, counts), here, 1e-10)
 
 
+@pytest.mark.parametrize("name", ["mlp", "text-cnn"])
+def test_a_stack_is_gone_before_a_larger_one_takes_memory(name: str, monkeypatch: pytest.MonkeyPatch):
+    values: list[Any] = []
+    make_stack = Stack.__init__
+
+    def init(stack: Stack, *given: Any) -> None:
+        assert all(one() is None for one in values)
+        make_stack(stack, *given)
+        values.append(weakref.ref(stack.values))
+
+    monkeypatch.setattr(Stack, "__init__", init)
+    with elsewhere() as device, recorded():
+        trained(name, BatchedEngine, 4 * [STEPS], device, (2, 2, 2, 4))
+    assert len(values) == 3  # with that of a trial
+
+
 @pytest.mark.parametrize("batch_size", [4, 16])
 def test_cohorts_of_all_sizes_share_few_graphs(batch_size: int):
     """Steps of 1, 2, 3, 4, 6, 8 or 12 clients; no client fills a batch of 16."""

@@ -6,6 +6,7 @@ floating-point rounding: batches, masks and updates are the same; only the order
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -116,7 +117,9 @@ class BatchedEngine:
             if (capacity, rows) == (kept.capacity, kept.rows):
                 kept.begin(start, together)
                 return kept
-        self._stack = kept = None  # frees its memory before the new stack takes more
+        self._stack = kept = None
+        if start.device.type != "cpu":
+            gc.collect()  # frees its memory, also of traced networks, before the new stack takes more
         self._stack = stack = Stack(self.net, capacity, rows, fused, start.dtype, start.device, self.model.loss)
         stack.begin(start, together)
         return stack
