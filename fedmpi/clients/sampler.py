@@ -246,13 +246,12 @@ class PastRounds:
         self.rounds.append(PastRound(round, read_only(selected), read_only(arrived)))
 
     def finish(self, record: Mapping[str, Any]) -> None:
-        """Add the numbers in the record of the last round that do not depend on the machine."""
-        if not self.rounds or self.rounds[-1].round != record["round"]:
-            return
+        """Add the numbers in the record of a round that do not depend on the machine."""
         found = {name: value for name, value in record.items() if name not in ("round", "seconds")}
         numbers = {name: value for name, value in found.items() if type(value) in (int, float) and math.isfinite(value)}
         seconds = record.get("virtual_seconds", math.nan)
-        self.rounds[-1] = replace(self.rounds[-1], metrics=numbers, seconds=seconds)
+        t = record["round"]
+        self.rounds[t] = replace(self.rounds[t], metrics=numbers, seconds=seconds)
 
     def state(self) -> dict[str, Tensor]:
         """Return everything stored, for a checkpoint."""
@@ -311,7 +310,7 @@ class ClientSampler(Remembering):
             found = self._draw(view)
         if not isinstance(found, Cohort):
             raise self._refused(view, f"returned {found!r:.200}: return a fedmpi.Cohort(clients)")
-        return self._checked(found, view) if self.part.foreign or found.own_work else found
+        return self._checked(found, view) if self.part.foreign else found
 
     def _checked(self, cohort: Cohort, view: View) -> Cohort:
         clients, inclusion = self._clients(cohort.clients, view, "clients"), cohort.inclusion

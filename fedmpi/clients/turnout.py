@@ -124,8 +124,6 @@ class CohortDraw:
         The server knows seconds, and the updates of selected clients, without more traffic. Candidates need no model if
         only seconds are measured.
         """
-        if not (self.sampler.numbers or self.sampler.measures):
-            return RoundTraffic()
         kept = sum(name in MEASURABLE for name in self.sampler.numbers)
         times = ("seconds", *TRANSFERS)
         measured = [self.numbers.widths.get(name, 1) for name in self.sampler.measures if name not in times]

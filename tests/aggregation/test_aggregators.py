@@ -91,13 +91,32 @@ def summed(chosen: Aggregator, updates: dict[int, torch.Tensor], normalize: bool
 
 def test_updates_and_coefficients_come_in_the_order_of_their_clients_in_every_block() -> None:
     @aggregator
-    def outer(updates: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:
+    def outer(updates: torch.Tensor, coefficients: torch.Tensor, *, clients: np.ndarray) -> torch.Tensor:
+        assert clients.tolist() == [0, 4, 7] and not clients.flags.writeable
         return 100 * updates[0] + 10 * updates[-1] + coefficients[0] - coefficients[-1]
 
     places = torch.arange(3.0 * BLOCK_WIDTH - 5)
     updates = {client: client + places for client in (4, 0, 7)}
     found = summed(Aggregator(resolve("aggregator", outer), {}), updates, normalize=False)
     assert torch.equal(found, 63 + 110 * places)
+
+
+def test_an_aggregator_keeps_its_numbers_and_a_zero_per_client_for_what_it_does_not_set() -> None:
+    @aggregator
+    class Keeping:
+        state = ("count", "seen")
+
+        def __init__(self) -> None:
+            self.count = 3
+
+        def combine(self, updates: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:
+            return coefficients @ updates
+
+    one, other = (Aggregator(resolve("aggregator", Keeping), {}, 4) for _ in range(2))
+    assert (one._made.count, one._made.seen.tolist()) == (3, [0.0] * 4)
+    one._made.count = 5
+    other.load(one.state())
+    assert type(other._made.count) is int and other._made.count == 5
 
 
 def test_what_is_measured_is_summed_over_all_blocks() -> None:

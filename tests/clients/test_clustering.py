@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,9 @@ from sklearn.metrics import adjusted_rand_score
 import fedmpi
 from fedmpi import UserError, features
 from fedmpi.clients import stratifier
+from fedmpi.clients.features import FeatureTransform, compressed_gradient, label_histogram, one_step_change
 from fedmpi.clients.stratifier import kmeans, optics, strata_of_clusters
+from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Purpose, Streams
 
 GENERATOR = np.random.default_rng(0)
@@ -57,6 +60,7 @@ def test_dropping_all_clients_is_rejected() -> None:
     ("made", "words"),
     [
         (lambda block: block[0], r"returned features of shape \(10,\)\. Return finite numbers, shape \(1, f\)"),
+        (lambda block: np.ones((len(block) + 1, 2)), r"returned features of shape \(2, 2\)"),
         (lambda block: np.full((len(block), 2), np.nan), "returned features of shape .* Return finite numbers"),
         (lambda block: (block, [1, 2]), r"returned norms of type int64, shape \(2,\)"),
         (lambda block: "words", "ValueError"),
@@ -65,6 +69,19 @@ def test_dropping_all_clients_is_rejected() -> None:
 def test_what_are_no_features_is_rejected_with_the_component_named(made: Any, words: str) -> None:
     with pytest.raises(fedmpi.ComponentFailure, match=f"the feature .*test_clustering.*{words}"):
         fedmpi.run("fedavg", STRATIFIED | {"clients.sampler.features": features(needs="labels")(made)})
+
+
+def test_built_in_features_are_those_of_plain_formulas() -> None:
+    gradients = np.array([[3.0, -4.0, 3.0]], np.float32)
+    assert label_histogram(np.array([[0, 0], [1, 3]])).tolist() == [[0, 0], [0.25, 0.75]]
+    assert one_step_change(gradients, lr=0.5).tolist() == [[-1.5, 2.0, -1.5]]
+    for decompress, expected in ((True, gradients), (False, np.array([[-4.0, 3.0]]))):
+        vectors, norms = compressed_gradient(gradients, codebook_size=2, decompress=decompress)
+        np.testing.assert_allclose(vectors, expected)
+        np.testing.assert_allclose(norms, 34**0.5)
+    for name, width in (("full-gradient", 106), ("label-histogram", 500)):  # class counts are not projected
+        table: Any = SimpleNamespace(features=resolve("feature", name), projection_above=0)
+        assert FeatureTransform(table, 2, 500, 0.1, Streams(0)).width == width
 
 
 def test_own_features_of_labels_make_the_strata() -> None:

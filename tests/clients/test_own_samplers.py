@@ -11,8 +11,8 @@ import torch
 from torch.nn import functional
 
 import fedmpi
-from fedmpi import ClientArrays, Cohort, UserError, client_sampler
-from fedmpi.common.decorators import MEASURABLE, UPDATES
+from fedmpi import ClientArrays, Cohort, ComponentFailure, UserError, client_sampler
+from fedmpi.common.decorators import HELD_OUT, MEASURABLE, UPDATES
 from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import load_config
@@ -53,6 +53,7 @@ def test_measures_are_those_of_plain_loops_in_float64() -> None:
     assert isinstance(measures, ClientMeasures)
     w, clients = measures.model.initial + 0.01, np.array([1, 4, 5], np.int64)
     found = measures(3, w, clients, MEASURABLE)
+    np.testing.assert_array_equal(measures(3, w, clients, HELD_OUT), found[:, -len(HELD_OUT) :])
     module, offsets = measures.model.module.double(), data.validation_offsets
     assert offsets is not None
     for row, k in zip(found, clients.tolist(), strict=True):
@@ -112,7 +113,9 @@ def test_numbers_of_updates_are_those_of_the_updates_that_the_server_receives(la
 
     object.__setattr__(experiment.server, "take", taking)
     Simulation(experiment, None).run()
-    assert len(checked) > 3
+    assert len(checked) > 3 and 5 in checked
+    if layers is None:
+        assert np.flatnonzero(numbers.seen["val_loss"] >= 0).tolist() == sorted(checked - {5})
     experiment.close()
 
 
@@ -180,6 +183,7 @@ def test_candidates_that_train_send_the_same_update_if_they_are_selected(setting
         (Rehearsing, {"local.algorithm": "scaffold"}, "train only to be measured"),
         (Rehearsing, {"compression": "int8", "compression.error_feedback": True}, "would change the residual"),
         (Rehearsing, {"samples.sampler": "bernoulli", "samples.budget": 40}, 'samples.sampler = "all"'),
+        ("hics", {"clients.sampler.layers": ["none*"]}, r"'none\*' matches no trainable parameter of the model"),
         (Rehearsing, {"topology": "mediators"}, "each client's own update is needed"),
     ],
 )
@@ -189,10 +193,13 @@ def test_numbers_that_cannot_be_had_are_rejected_before_the_start(sampler: Any, 
         fedmpi.run("fedavg", {"rounds": 1, "clients.count": 2, "clients.sampler": sampler, **settings}, data=data)
 
 
-def test_vectors_that_do_not_fit_into_memory_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedmpi.core.experiment.free_memory", lambda: 100)
+@pytest.mark.parametrize(("sampler", "needed"), [(curious, 672), (Rehearsing, 2 * 672)])
+def test_vectors_that_do_not_fit_into_memory_are_rejected(
+    sampler: Any, needed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedmpi.core.experiment.free_memory", lambda: needed - 1)
     with pytest.raises(UserError, match=r"update_sketch \(7 values\), head_update \(21 values\) of 6 clients"):
-        connected({"clients.sampler": curious})
+        connected({"clients.sampler": sampler})
 
 
 def test_the_losses_remembered_are_those_of_the_model_that_was_sent() -> None:
@@ -268,12 +275,16 @@ class Timed:
 
 
 def test_candidates_report_the_seconds_of_their_transfers() -> None:
-    """15 samples at 1,000 per second; d values of four bytes at 4 and at 1 MB per second."""
+    """15 samples at 3,000 per second; d values of four bytes at 4 and at 1 MB per second."""
     keys = {"data.source": arrays(), "clients.sampler": Timed, "clients.count": 1, "local.epochs": 1, "rounds": 1}
-    fedmpi.run("fedavg", {**QUIET, **keys, "devices": True})
+    speed = {"devices.speed": lambda view: 200.0 * view.class_counts.sum(axis=1)}
+    [record] = fedmpi.run("fedavg", {**QUIET, **keys, **speed}).records
+    assert record["bytes_client_down"] == record["bytes_client_up"] == 4 * D
     seconds, down, up = Timed.seen
     np.testing.assert_allclose(down, [np.nan, 4 * D / 4e6, 4 * D / 4e6])
     np.testing.assert_allclose(up, [np.nan, 4 * D / 1e6, 4 * D / 1e6])
-    np.testing.assert_allclose(seconds - down - up, [np.nan, 0.015, 0.015])
+    np.testing.assert_allclose(seconds - down - up, [np.nan, 0.005, 0.005])
+    with pytest.raises(ComponentFailure, match=r"returned the rate 0\. Return rates above 0"):
+        fedmpi.run("fedavg", {**keys, "devices.speed": lambda view: 0.0 * view.sizes})
     with pytest.raises(UserError, match="it draws by seconds, which only simulated time counts. Set devices = true"):
         fedmpi.run("fedavg", keys)

@@ -11,7 +11,7 @@ import pytest
 from scipy.stats import chisquare
 
 from fedmpi import Cohort, ComponentFailure, UserError, client_sampler
-from fedmpi.clients.sampler import ClientNumbers, ClientSampler, PastRound, View
+from fedmpi.clients.sampler import ClientNumbers, ClientSampler, PastRound, PastRounds, View
 from fedmpi.clients.samplers import PowerOfChoice, clustered_by_size
 from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Streams
@@ -164,6 +164,8 @@ def test_measuring_requires_a_class_with_two_methods() -> None:
     for wrong in (mine, OneStage, Drawless):
         with pytest.raises(UserError, match=r"has no method (candidates|draw)\(view\)"):
             sampler_of(wrong)
+    with pytest.raises(UserError, match="measures = 'strata' is unknown"):
+        client_sampler(measures="strata")
 
 
 def test_numbers_are_remembered_with_their_age_and_survive_a_checkpoint() -> None:
@@ -201,3 +203,15 @@ def test_a_view_has_the_past_rounds_and_vectors_of_the_clients() -> None:
     np.testing.assert_array_equal(again.values["update_sketch"], view.sketches)
     with pytest.raises(UserError, match=r'needs=\("history",\)'):
         view_of().clock  # noqa: B018
+    assert sampler_of(client_sampler(needs=("history",))(lambda view: Cohort([]))).depends_on_rounds
+
+
+def test_past_rounds_have_the_finite_numbers_of_their_records_and_survive_a_checkpoint() -> None:
+    past, again = PastRounds(), PastRounds()
+    for t in range(2):
+        past.enter(t, np.arange(3 + t), np.arange(t))
+    past.finish({"round": 0, "seconds": 9.0, "participants": 0, "train_loss": math.nan, "clients": "0", "last": True})
+    again.load(past.state())
+    for one in (past, again):
+        found = [(len(done.selected), len(done.arrived), done.metrics) for done in one.rounds]
+        assert found == [(3, 0, {"participants": 0}), (4, 1, {})]

@@ -7,7 +7,7 @@ from fedmpi import Cohort, client_sampler, data_sampler
 
 def work_of(k: int, t: int, names: str) -> dict[str, float]:
     """Return the work of client k in round t."""
-    work = {"steps": 1 + (k + t) % 3, "lr": 0.02 * (1 + k % 2), "budget": 3 + 5 * (k % 4)}
+    work = {"steps": 1 + (k + t) % 3, "lr": 0.02 * (1 + k % 2), "budget": 3 + 40 * (k % 4)}
     return {name: work[name] for name in names.split("+")}
 
 
@@ -19,6 +19,12 @@ def dealt(view, *, names: str = "steps+lr+budget", alone: bool = False) -> Cohor
     work = [work_of(int(k), view.round, names) for k in drawn]
     lists = {name: [own[name] for own in work] for name in names.split("+")}
     return Cohort(drawn, **lists | ({"lr": 0.01 + 1e-4 * drawn} if alone else {}))
+
+
+@client_sampler
+def uneven(view) -> Cohort:
+    """Select two clients with different numbers of steps."""
+    return Cohort([1, 3], inclusion=[0.5, 0.5], steps=[1, 2])
 
 
 @data_sampler(needs=("sample_loss", "sample_gradient_norm"))

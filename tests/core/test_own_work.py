@@ -85,6 +85,12 @@ def test_clients_of_one_step_use_their_sample_budgets() -> None:
     np.testing.assert_allclose(done.model.numpy(), plain("budget", "local.batch_size=all"), atol=1e-6)
 
 
+def test_samples_of_clients_with_rates_of_their_own_are_not_merged() -> None:
+    drawn = ["samples.sampler=bernoulli", "samples.budget=200", "local.batch_size=all", "clients.sampler.names=lr"]
+    one, other = (run(*DEALT, *drawn, f"local.engine={engine}").model for engine in ("sequential", "auto"))
+    np.testing.assert_allclose(one.numpy(), other.numpy(), atol=1e-6)
+
+
 PARTS = {
     "work": [*DEALT],
     "rows": [*DEALT, "clients.sampler.names=steps", f"samples.sampler={OWN}hardest", "cluster.placement=owner", *CLOCK],
@@ -148,10 +154,10 @@ def test_any_number_of_workers_shares_the_given_work(rule: str) -> None:
 
 
 def test_work_stays_with_its_client_when_others_drop_out_or_come_late() -> None:
-    over = ["clients.over_selection=1.6", "clients.failure_rate=0.3", *CLOCK, "rounds=8"]
+    over = ["clients.over_selection=1.6", "clients.failure_rate=0.3", *CLOCK, "rounds=8", "local.batch_size=70"]
     experiment = experiment_of(f"clients.sampler={OWN}dealt", "clients.count=5", *over)
     sizes, cohorts = experiment.data.sizes, experiment.decisions.cohorts
-    counts = []
+    counts, capped = [], 0
     for t in range(8):
         plan = experiment.decisions.planner.plan(t)
         counts.append(len(plan.clients))
@@ -159,31 +165,44 @@ def test_work_stays_with_its_client_when_others_drop_out_or_come_late() -> None:
         assert plan.steps.tolist() == [own["steps"] for own in work]
         assert plan.rates.tolist() == [own["lr"] for own in work]
         assert plan.budgets.tolist() == [own["budget"] for own in work]
-        passed = plan.steps * np.minimum(np.minimum(plan.budgets, sizes[plan.clients]), 10)
+        wanted = np.minimum(plan.budgets, 70)
+        passed = plan.steps * np.minimum(wanted, sizes[plan.clients])
+        capped += np.count_nonzero(wanted > sizes[plan.clients])
         own = cohorts._devices
         seconds = passed / own.speed[plan.clients]
         seconds += cohorts.bytes_down / own.download[plan.clients] + cohorts.bytes_up / own.upload[plan.clients]
         np.testing.assert_allclose(experiment.decisions.planner.seconds, seconds)
         assert plan.facts["virtual_seconds"] == pytest.approx(seconds.max())
-    assert min(counts) < 5 == max(counts)
+    assert min(counts) < 5 == max(counts) and capped
     experiment.close()
 
 
-def test_the_clock_follows_the_samples_that_a_data_sampler_has_used() -> None:
-    done = run(*FEW, "clients.sampler=uniform", f"samples.sampler={OWN}hardest", *CLOCK)
+@pytest.mark.parametrize(
+    ("share", "sampler"), [(0.4, "clients.sampler=uniform"), (0.001, "clients.sampler.names=steps")]
+)
+def test_the_clock_follows_the_samples_that_a_data_sampler_has_used(share: float, sampler: str) -> None:
+    rule = [f"samples.sampler={OWN}hardest", f"samples.sampler.share={share}"]
+    done = run(*(FEW if "uniform" in sampler else DEALT), sampler, *rule, *CLOCK)
     trainer, cohorts = done.experiment.trainer, done.experiment.decisions.cohorts
     sampled = trainer.worker._answered
     assert sampled is not None
     plan, _, rows = sampled
     own, clients = cohorts._devices, plan.clients
     expected = (
-        rows.counts / own.speed[clients]
+        rows.counts * (plan.steps if len(plan.steps) else 1) / own.speed[clients]
         + cohorts.bytes_down / own.download[clients]
         + cohorts.bytes_up / own.upload[clients]
     )
     np.testing.assert_allclose(done.experiment.decisions.planner.seconds, expected)
     assert done.records[-1]["virtual_seconds"] == pytest.approx(expected.max())
+    assert (1 in rows.counts) == (share == 0.001)
     assert done.records[-1]["samples"] == rows.counts.sum() < trainer.worker.sizes[clients].sum()
+
+
+def test_an_opening_step_takes_as_long_with_any_data_sampler() -> None:
+    opening = ["preset=fedsso", "data.source=digits:clients=9", "rounds=1", "local.epochs=2", *CLOCK, *QUIET]
+    runs = [run(*opening, *rule) for rule in ([], [f"samples.sampler={OWN}hardest"])]
+    assert runs[0].records[0]["virtual_seconds"] == runs[1].records[0]["virtual_seconds"]
 
 
 def test_sample_losses_and_gradient_norms_are_those_of_a_plain_loop(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,6 +237,17 @@ def test_sample_losses_and_gradient_norms_are_those_of_a_plain_loop(monkeypatch:
             assert norms[row] == pytest.approx(float(gradient.norm()), rel=1e-4)
 
 
+def test_samples_of_a_diverged_model_are_not_measured() -> None:
+    experiment = experiment_of(f"samples.sampler={OWN}hardest", "clients.count=2")
+    seen = experiment.trainer.worker.seen
+    assert seen is not None
+    seen.start = seen.start * np.nan
+    with pytest.raises(fedmpi.ClientFailure, match="training diverged"):
+        seen(0, 1, ("sample_loss",))
+    experiment.close()
+
+
+UNBIASED = ["clients.over_selection=2", "server.weights=unbiased", "local.batch_size=1", "local.steps=1"]
 REFUSED = [
     (["privacy.clip_norm=1", "server.weights=uniform"], "steps and lr and budget .* privacy.clip_norm does not"),
     (["topology=mediators", "topology.clients_per_mediator=2"], "steps and lr and budget .*mediators"),
@@ -228,7 +258,8 @@ REFUSED = [
     (["samples.sampler=exact", "samples.budget=99"], 'sets budget in its Cohort, which samples.sampler = "exact"'),
     (["local.algorithm=fednova"], 'sets lr in its Cohort, which local.algorithm = "fednova"'),
     (["server.weights=q-ffl"], "sets lr in its Cohort, which .*q-ffl.* without server.weights.lipschitz"),
-    (["clients.over_selection=2", "server.weights=unbiased", *CLOCK], "unbiased"),
+    ([f"clients.sampler={OWN}uneven", *UNBIASED, "devices.speed=lognormal"], "always arrive before others"),
+    ([f"clients.sampler={OWN}uneven", *UNBIASED, "devices=true"], "always arrive before others"),
     (["clients.sampler=uniform", f"samples.sampler={OWN}hardest", "clients.over_selection=2", *CLOCK], "must be known"),
 ]
 
@@ -244,12 +275,13 @@ def test_unequal_work_is_rejected_where_it_is_not_covered(keys: list[str], words
     [
         ({"steps": [1, 0]}, "steps = 0 for client 3: give values that are whole numbers from 1"),
         ({"budget": [1.5, 2]}, "budget = 1.5 for client 1"),
-        ({"lr": [0.1, -1]}, "lr = -1 for client 3: give values above 0"),
+        ({"lr": [0.1, 0]}, "lr = 0 for client 3: give values above 0"),
         ({"lr": [0.1, np.nan]}, "lr that are not all finite"),
         ({"steps": [1, 2, 3]}, "steps of type int64, shape"),
     ],
 )
 def test_given_work_is_checked(given: dict[str, Any], words: str) -> None:
+    assert all(isinstance(values, np.ndarray) for values in Cohort([1, 3], **given).own_work.values())
     wrong = client_sampler(lambda view: Cohort([1, 3], **given))
     with pytest.raises(ComponentFailure, match=words):
         fedmpi.run("fedavg", {"clients.count": 2, "clients.sampler": wrong})
@@ -266,7 +298,7 @@ def test_a_plan_sends_work_per_client_only_if_it_is_given() -> None:
     plan = Plan(3, 0.1, np.array([1, 4, 5]), np.array([1.0, 2, 3]), 1, True)
     assert [array.tolist() for array in plan.arrays()] == [[3, 1, 1, 3, 0], [0.1, 1.0], [1, 4, 5], [1, 2, 3], [], []]
     own = replace(plan, rates=np.array([0.1, 0.2, 0.3]), budgets=np.array([4, 5, 6]))
-    for one in (plan, own):
+    for one in (plan, own, replace(plan, budgets=own.budgets)):
         back = Plan.from_arrays(one.arrays())
         assert all(np.array_equal(getattr(back, name), getattr(one, name)) for name in ("steps", "rates", "budgets"))
     assert [own.rate_of(k) for k in (1, 4, 5)] == [0.1, 0.2, 0.3]
@@ -274,6 +306,7 @@ def test_a_plan_sends_work_per_client_only_if_it_is_given() -> None:
 
 def test_the_log_says_once_why_clients_train_one_at_a_time(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "fedmpi"):
+        run(*DEALT, "clients.sampler.alone=true", "clients.count=1")
         run(*DEALT, "clients.sampler.alone=true")
     assert [record.getMessage() for record in caplog.records if "one at a time" in record.getMessage()] == [
         "round 0: clients train one at a time: each has its own steps or lr (said once)"

@@ -1,12 +1,14 @@
 """Plans follow the published rules and depend on seed and round alone."""
 
 import logging
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
 
 from fedmpi.common.plan import Plan
+from tests.core.test_worker import experiment_of
 from tests.statistical import weighed
 
 SIZES = np.array([10, 1, 30, 5, 5, 20, 9, 20], np.int64)
@@ -37,6 +39,22 @@ def test_a_plan_made_ahead_is_the_same_and_entered_in_the_accounts_in_its_round(
         ahead, now = here.plan(t), there.plan(t)
         assert ahead.facts == now.facts
         assert all(np.array_equal(a, b) for a, b in zip(ahead.arrays(), now.arrays(), strict=True))
+
+
+def test_a_sum_of_gradients_is_divided_by_the_samples_that_clients_with_budgets_use():
+    dealt = ["clients.sampler=tests.core.own_work:dealt", "clients.sampler.names=budget", "clients.count=9"]
+    experiment = experiment_of(*dealt, "server.weights=gradient-sum")
+    plan = experiment.decisions.planner.plan(0)
+    used = np.minimum(plan.budgets, experiment.data.sizes[plan.clients]).sum()
+    np.testing.assert_allclose(np.sort(plan.coefficients), np.array([1.0] * 8 + [2.0]) / used)
+
+
+@pytest.mark.parametrize(("weights", "drafts"), [("samples", [1]), ("docs.examples.easing:Easing", [])])
+def test_no_round_is_planned_ahead_with_weights_that_remember(weights: str, drafts: list[int]):
+    experiment = experiment_of("clients.count=4", f"server.weights={weights}")
+    experiment.decisions.layout = replace(experiment.trainer.layout, worker=None)
+    experiment.decisions.plan_ahead(1)
+    assert [*experiment.decisions.planner._drafts] == drafts
 
 
 @pytest.mark.parametrize(
