@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedmpi.clients.cohort import Cohort, indices
+from fedmpi.clients.cohort import Cohort, full_participation, indices
 from fedmpi.clients.strata import Strata
 from fedmpi.common.calling import Remembering, calling, refuse_result, result_array, takes
 from fedmpi.common.decorators import NUMBERS, VECTORS
@@ -300,17 +300,25 @@ class ClientSampler(Remembering):
 
     def candidates(self, view: View) -> Ints:
         """Return the clients that it needs measured, int64 (c,), sorted and unique."""
+        if self._idle(view):
+            return view.available
         with calling(self.part, view.round):
             found = self._made.candidates(view)
         return np.unique(self._clients(found, view, "candidates"))
 
     def draw(self, view: View) -> Cohort:
         """Draw the cohort of a round, clients sorted and unique."""
+        if self._idle(view):
+            return full_participation(view.present)
         with calling(self.part, view.round):
             found = self._draw(view)
         if not isinstance(found, Cohort):
             raise self._refused(view, f"returned {found!r:.200}: return a fedmpi.Cohort(clients)")
         return self._checked(found, view) if self.part.foreign else found
+
+    def _idle(self, view: View) -> bool:
+        """Check whether no client is available; a custom sampler is then not called."""
+        return self.part.foreign and not len(view.available)
 
     def _checked(self, cohort: Cohort, view: View) -> Cohort:
         clients, inclusion = self._clients(cohort.clients, view, "clients"), cohort.inclusion

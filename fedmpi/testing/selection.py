@@ -83,6 +83,14 @@ def _of_one_round(subject: Subject, view: View) -> Cohort:
     return _draw(sampler, view, sampler.measures)
 
 
+def few_available(subject: Subject) -> str:
+    """Require a cohort from rounds in which fewer clients are available than requested."""
+    for count in range(1, COUNT):
+        view = world()
+        _of_one_round(subject, replace(view, present=view.available[:count]))
+    return f"1 to {COUNT - 1} of {COUNT} requested clients"
+
+
 def stated_inclusion(subject: Subject) -> str:
     """Require that over many rounds every client is drawn as often as it states.
 
@@ -197,6 +205,7 @@ CONTRACTS = {
     "client sampler": Contract(
         in_a_run,
         more=(
+            ("rounds with few available clients", few_available),
             (f"inclusion probabilities over {DRAWS:,} draws", stated_inclusion),
             (MANY, lambda subject: cost(world, lambda view: _of_one_round(subject, view))),
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -119,6 +120,14 @@ def test_a_useless_cohort_is_rejected_by_name(returned: Any, message: str) -> No
 
     with pytest.raises(ComponentFailure, match=f"client sampler .*mine.* failed in round 6: .*{message}"):
         sampler_of(mine).draw(view_of(6))
+
+
+def test_a_custom_sampler_is_not_called_if_no_client_is_available() -> None:
+    def mine(view: View) -> Cohort:
+        raise NotImplementedError
+
+    found = sampler_of(mine).draw(replace(view_of(), present=np.arange(0)))
+    assert not found.clients.size and found.inclusion is not None and not found.inclusion.size
 
 
 @pytest.mark.parametrize("cohort", [([7, 1, 7, 3], [0.7, 0.1, 0.7, 0.3]), ([1, 7, 3], [0.1, 1.7, 0.3], [1, 2, 1])])

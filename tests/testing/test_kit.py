@@ -118,6 +118,12 @@ BAD = [
     ("client sampler", lambda view: Cohort(view.available[:0]), VALID, "has participants"),
     (
         "client sampler",
+        lambda view: Cohort(view.available[range(view.count)]),
+        "rounds with few available clients",
+        "IndexError",
+    ),
+    (
+        "client sampler",
         lambda view: Cohort(view.available[(view.available[:, None] > view.available).sum(1) < view.count]),
         "cost with 100,000 clients",
         "Use arrays",

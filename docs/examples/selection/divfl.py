@@ -37,4 +37,4 @@ class Diverse:
             cost = np.minimum(distances, nearest).sum(1)
             chosen.append(int(cost.argmin()))
             nearest = np.minimum(nearest, distances[chosen[-1]])
-        return Cohort(self.holding[np.unique(chosen)])
+        return Cohort(self.holding[np.unique(chosen).astype(int)])

@@ -12,15 +12,16 @@ def thompson(view, *, metric: str = "train_loss", deviation: float = 1.0) -> Coh
     Parameters
     ----------
     metric : str
-        Number in the records of all rounds that should decrease.
+        Number in the records of the rounds that should decrease.
     deviation : float
         Standard deviation of the posterior of a client that was never selected.
     """
-    value = np.array([past.metrics[metric] for past in view.history])
+    history = [past for past in view.history if metric in past.metrics]  # others had no clients
+    value = np.array([past.metrics[metric] for past in history])
     reward = -np.diff(value)
     reward = (reward - reward.min(initial=0)) / (np.ptp(reward) if len(reward) > 1 else 1)
     times, total = np.zeros(len(view.sizes)), np.zeros(len(view.sizes))
-    for past, earned in zip(view.history[1:], reward, strict=False):
+    for past, earned in zip(history[1:], reward, strict=False):
         times[past.arrived] += 1
         total[past.arrived] += earned
     drawn = view.generator.normal(total / (times + 1), deviation / np.sqrt(times + 1))
