@@ -280,6 +280,7 @@ def _run(
         best = simulation.saved.best_model
         (values,) = cluster.broadcast(None if best is None else [best.numpy(force=True)])
         known["best_model"] = experiment.model.copy(torch.tensor(values, device=simulation.model.device))
+        experiment.model.begin(simulation.model)  # which the copy has replaced by the best
     history, known["model"] = simulation.history, experiment.model.released()
     if recorder is None:
         known |= {"records": history.records, "clients": concatenated(history.clients)}

@@ -302,7 +302,7 @@ def test_a_notebooks_stop_button_saves_and_a_second_one_stops_at_once(plain: fed
 
 # Best model and early stopping
 
-RISING_AND_FALLING = {"rounds": 20, "local.lr": 0.5, "evaluation.patience": 2, "checkpoint.every": 3}
+RISING_AND_FALLING = {"seed": 4, "rounds": 20, "local.lr": 0.5, "evaluation.patience": 2, "checkpoint.every": 3}
 
 
 @pytest.mark.parametrize("more", [{}, {"evaluation.every": 2, "evaluation.min_delta": 0.2}])
@@ -321,6 +321,8 @@ def test_patience_ends_a_run_after_the_same_round_when_resumed_and_the_best_mode
     assert whole.ending == fedmpi.load_run(tmp_path / "whole").ending == "ended"
     assert untimed(whole.records) == untimed(forever.records)[: end + 1]
     assert f"not improved by more than {keys.get('evaluation.min_delta', 0)}" in whole.summary["ended_because"]
+    assert share_right(whole.model) == whole.records[-1]["test_accuracy"] < whole.summary["best_test_accuracy"]
+    assert same_values(fedmpi.load_run(tmp_path / "whole").model, whole.model)
     assert share_right(whole.best_model) == whole.summary["best_test_accuracy"]
     assert same_values(fedmpi.load_run(tmp_path / "whole").best_model, whole.best_model)
     best = small(more=keys | {"rounds": whole.summary["best_round"] + 1})

@@ -102,5 +102,5 @@ def test_what_cannot_be_trained_is_rejected(make: Callable[[], nn.Module], words
 
 def test_a_model_gets_its_own_layers_back() -> None:
     model = FlatModel(nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.2)))
-    for plain in (model.copy(), model.released()):
+    for plain in (model.copy(model.initial), model.released()):
         assert type(plain[1]) is nn.Dropout and not plain.training
