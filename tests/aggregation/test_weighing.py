@@ -133,25 +133,15 @@ def test_a_stratum_that_no_client_can_represent_leaves_its_share_to_the_others()
 
 
 def test_rank_0_knows_what_other_ranks_have_set_for_their_clients_of_the_round() -> None:
-    @weights
-    class Counting:
-        state = ("seen",)
-
-        def __call__(self, cohort: Cohort, sizes: np.ndarray) -> np.ndarray:
-            return np.ones(len(cohort.clients))
-
-        def after(self, work: ClientWork) -> float:
-            self.seen[work.client] += 1  # type: ignore[attr-defined]
-            return 1.0
-
-    ranks = [Weighing(resolve("weights", Counting), {}, 4) for _ in range(2)]
-    for order in ((1, 2), (2, 1)):  # each rank gets the other's client of the round before
+    ranks = [Weighing(resolve("weights", "docs.examples.easing:Easing"), {}, 4) for _ in range(2)]
+    ranks[0]._made.times += 1
+    for t, order in enumerate(((1, 2), (2, 1))):  # each rank gets the other's client of the round before
         sent: list[np.ndarray] = []
         ranks[1].share(lambda own: [value.numpy() for value in ranks[0].state().values()])
         for rank, client in zip(ranks, order, strict=True):
-            rank.after(ClientWork(client, 0, coefficient=1.0, loss=1.0, update_norm=1.0, lr=LR))
-        away: Any = SimpleNamespace(size=2, gather=lambda values, sent=sent: sent.append(values))
-        ranks[1].collect(away)
+            rank.after(ClientWork(client, t, coefficient=1.0, loss=1.0 + t, update_norm=1.0, lr=LR))
+        away: Any = SimpleNamespace(size=2, gather=sent.append)
         here: Any = SimpleNamespace(size=2, gather=lambda values, sent=sent: [values, sent.pop(0)])
+        ranks[1].collect(away)
         ranks[0].collect(here)
-    assert ranks[0]._made.seen.tolist() == [0, 2, 2, 0]
+    assert ranks[0]._made.mean.tolist() == [0, 2, 2, 0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,8 @@ from sklearn.metrics import adjusted_rand_score
 import fedmpi
 from fedmpi import UserError, features
 from fedmpi.clients import stratifier
-from fedmpi.clients.features import FeatureTransform, compressed_gradient, label_histogram, one_step_change
+from fedmpi.clients.features import compressed_gradient, label_histogram, one_step_change
 from fedmpi.clients.stratifier import kmeans, optics, strata_of_clusters
-from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Purpose, Streams
 
 GENERATOR = np.random.default_rng(0)
@@ -79,9 +77,6 @@ def test_built_in_features_are_those_of_plain_formulas() -> None:
         vectors, norms = compressed_gradient(gradients, codebook_size=2, decompress=decompress)
         np.testing.assert_allclose(vectors, expected)
         np.testing.assert_allclose(norms, 34**0.5)
-    for name, width in (("full-gradient", 106), ("label-histogram", 500)):  # class counts are not projected
-        table: Any = SimpleNamespace(features=resolve("feature", name), projection_above=0)
-        assert FeatureTransform(table, 2, 500, 0.1, Streams(0)).width == width
 
 
 def test_own_features_of_labels_make_the_strata() -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import numpy as np
 import pytest
 
 from fedmpi import UserError
-from fedmpi.clients.devices import Classes, Devices, draw_devices
+from fedmpi.clients.devices import Devices, draw_devices
 from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
 from fedmpi.local.observer import client_drift, gradient_diversity, local_gain, update_moments
@@ -41,13 +38,6 @@ def devices(clients: int, **settings: object) -> Devices:
 def test_impossible_rates_are_rejected(options: dict) -> None:
     with pytest.raises(UserError, match=r"devices\.speed"):
         devices(3, **options)
-
-
-def test_shares_that_are_a_rounding_error_short_leave_no_client_without_a_class() -> None:
-    view: Any = SimpleNamespace(
-        sizes=np.ones(2), generator=SimpleNamespace(random=lambda n: np.array([0.1, 0.9999999]))
-    )
-    assert Classes(rates=(9.0, 99.0), shares=(0.5, 0.4999995))(view).tolist() == [9.0, 99.0]
 
 
 def test_a_round_without_changes_has_neither_diversity_nor_drift_nor_gain() -> None:

@@ -237,16 +237,6 @@ def test_sample_losses_and_gradient_norms_are_those_of_a_plain_loop(monkeypatch:
             assert norms[row] == pytest.approx(float(gradient.norm()), rel=1e-4)
 
 
-def test_samples_of_a_diverged_model_are_not_measured() -> None:
-    experiment = experiment_of(f"samples.sampler={OWN}hardest", "clients.count=2")
-    seen = experiment.trainer.worker.seen
-    assert seen is not None
-    seen.start = seen.start * np.nan
-    with pytest.raises(fedmpi.ClientFailure, match="training diverged"):
-        seen(0, 1, ("sample_loss",))
-    experiment.close()
-
-
 UNBIASED = ["clients.over_selection=2", "server.weights=unbiased", "local.batch_size=1", "local.steps=1"]
 REFUSED = [
     (["privacy.clip_norm=1", "server.weights=uniform"], "steps and lr and budget .* privacy.clip_norm does not"),
