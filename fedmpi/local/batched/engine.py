@@ -53,7 +53,7 @@ MOST_LAID_OUT = 1 << 30
 """Largest number of bytes for the laid-out batches of the batched clients; above it, fewer clients are batched."""
 MOST_CLIENTS_CPU = 32
 MOST_CLIENTS_DEVICE = 512
-NO_SIZES = np.zeros(MOST_CLIENTS_DEVICE, np.int64)
+EMPTY = np.zeros(MOST_CLIENTS_DEVICE, np.int64)
 
 
 @dataclass
@@ -255,9 +255,7 @@ def few_shapes(count: int, up: bool = True) -> int:
     return (count + up * (unit - 1)) // unit * unit
 
 
-def chunk_size(
-    net: StackedNet, rows: int, rule: LocalRule, start: Tensor, extra: int = 0, sizes: Ints = NO_SIZES
-) -> int:
+def chunk_size(net: StackedNet, rows: int, rule: LocalRule, start: Tensor, extra: int = 0, sizes: Ints = EMPTY) -> int:
     """Return how many clients to train as one batch.
 
     On a CPU: as many as keep parameters, optimizer state and activations within CACHE_BYTES. The minimum is two, or one
@@ -274,8 +272,7 @@ def chunk_size(
     if net.embedding is not None:
         client_bytes += start.element_size() * (copies + 1) * net.embedding.weight.size
     _, memory = torch.cuda.mem_get_info(start.device)
-    largest = -np.sort(-np.append(sizes, NO_SIZES))
-    samples = 3 * start.element_size() * math.prod(net.description.feature_shape) * largest
+    samples = -3 * start.element_size() * math.prod(net.description.feature_shape) * np.sort(-np.append(sizes, EMPTY))
     fitting = np.searchsorted(np.cumsum(client_bytes + samples), DEVICE_SHARE * memory, "right")
     return few_shapes(int(np.clip(fitting, 1, MOST_CLIENTS_DEVICE)), up=False)
 
