@@ -120,7 +120,7 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
         ["server.weights=normalized"],
     ),
     "clients.over_selection, samples.sampler": (
-        [f"devices=true clients.over_selection=1.5 samples.sampler={OWN}:own_rows"],
+        ["devices=true clients.over_selection=1.5 samples.sampler=fedbalancer"],
         ["devices=true clients.over_selection=1.5", f"devices=true samples.sampler={OWN}:own_rows"],
     ),
     "clients.sampler, samples.sampler": (
