@@ -317,8 +317,8 @@ def test_sequential_steps_copy_nothing_and_a_round_waits_once(name: str, optimiz
     def found(device: torch.device) -> Tensor:
         model, source = built(name, device)
         engine = made(SequentialEngine, model, source)
-        kinds = (optimizer, 0.05), ("sgd", 0.05), (optimizer, 0.02)
-        rules = [replace(STEPS, optimizer=kind, lr=lr) for kind, lr in kinds]
+        kinds = (optimizer, 0.05, True), ("sgd", 0.05, False), (optimizer, 0.02, True)
+        rules = [replace(STEPS, optimizer=kind, lr=lr, dropout=dropout) for kind, lr, dropout in kinds]
         inside_steps = (Graphs, "run"), (FlatModel, "loss_gradient"), (Adam, "step"), (Adam, "finish")
         with watched(*inside_steps) as inside:
             sums = [summed(engine, model, TASKS, rule, round)[0] for round, rule in enumerate(rules)]
