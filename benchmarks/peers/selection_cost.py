@@ -33,7 +33,7 @@ from torch import nn
 CLIENTS, CANDIDATES, SELECTED, BATCH, RATE = 1000, 100, 10, 20, 0.05
 
 
-def network() -> nn.Module:
+def network(description: object = None) -> nn.Module:
     """Return the CNN that flgo has for MNIST."""
     first, second = nn.Conv2d(1, 32, 5, padding=2), nn.Conv2d(32, 64, 5, padding=2)
     pooled = [first, nn.ReLU(), nn.MaxPool2d(2), second, nn.ReLU(), nn.MaxPool2d(2)]
