@@ -42,6 +42,17 @@ def to_device(x: AnyArray, device: torch.device) -> torch.Tensor:
     return (stored.pin_memory() if device.type == "cuda" else stored).to(device, non_blocking=True)
 
 
+def add_rows(target: torch.Tensor, rows: torch.Tensor, values: torch.Tensor, alpha: float = 1.0) -> None:
+    """Compute target[rows] += alpha · values in place, repeated rows in a fixed order.
+
+    On a GPU `index_add_` adds them in any order, while `index_put_` sorts the rows first.
+    """
+    if target.device.type == "cpu":
+        target.index_add_(0, rows, values, alpha=alpha)
+    else:
+        target.index_put_((rows,), values * alpha, accumulate=True)
+
+
 @contextmanager
 def side_stream(device: torch.device) -> Iterator[None]:
     """Let a GPU do the context's work beside later work, on a second stream, after the work so far. That of earlier

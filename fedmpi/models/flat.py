@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from fedmpi.common.arithmetic import add_rows
 from fedmpi.common.calling import kept_generators, seed_generators
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import Component, resolve
@@ -317,4 +318,4 @@ def add_gradients(views: list[Tensor], gradients: Sequence[Tensor | None], alpha
         torch._foreach_add_([view for view, _ in dense], [gradient for _, gradient in dense], alpha=alpha)
     for view, gradient in pairs if len(dense) < len(pairs) else ():
         if gradient.is_sparse:
-            view.index_add_(0, gradient._indices()[0], gradient._values(), alpha=alpha)
+            add_rows(view, gradient._indices()[0], gradient._values(), alpha)

@@ -170,6 +170,8 @@ def _note(func: Any, args: Any, away: list[Away], device: torch.device | None) -
     kinds = ["to the device" if into else "to the host"] if into != source else []
     if name not in VIEWS and name != "_local_scalar_dense" and (away or (device is not None and device.type != "cpu")):
         kinds.append("kernel")
+    if name == "index_add_" and away and args[2].numel() > len(torch.unique(args[2].held)):
+        kinds.append("sum in any order")
     for found in _watched:
         found.extend(kinds)
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedmpi.common.arithmetic import add_rows
 from fedmpi.local.batched.forms import ARRANGED, Weight, built_in, product
 from fedmpi.local.batched.layers import Layer, NotStackable, Place, Slot
 from fedmpi.models.layers import WordConvolution
@@ -102,7 +103,7 @@ class Embedding(Layer):
             self.target.mul_(self.step.keep)
         if self.padding is not None and self.words is not None:
             gradient.view(self._rows.shape).masked_fill_((self.words[self.ids] == self.padding).unsqueeze(1), 0)
-        self.target.index_add_(0, self.ids, gradient.view(self._rows.shape), alpha=self.step.rate)
+        add_rows(self.target, self.ids, gradient.view(self._rows.shape), self.step.rate)
         return gradient
 
 
