@@ -109,6 +109,7 @@ def whole_run(name: str, folder: Path, **how: Any) -> fedmpi.Run:
     return fedmpi.run(load_config(None, [*PARTS[name], "checkpoint.every=1"]), out=folder / name, **how)
 
 
+@pytest.mark.slow
 def test_three_ranks_and_a_resume_select_and_train_alike(tmp_path: Path) -> None:
     job = run_mpi(3, ["-m", "tests.core.test_own_work", tmp_path / "three"])
     assert not job.returncode, job.stderr

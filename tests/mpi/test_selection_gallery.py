@@ -85,6 +85,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [json.loads((folder / f"{ranks}.json").read_text()) for ranks in (1, 3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_a_file_selects_the_same_clients_on_one_and_three_ranks(path: Path, found: list[dict[str, Any]]) -> None:
     alone, together = (one[path.stem] for one in found)
