@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,7 @@ def test_a_log_that_cannot_be_written_is_warned_of_once(caplog: pytest.LogCaptur
 def test_tensorboard_shows_the_numbers_of_every_round_once_across_a_resumption(tmp_path: Path) -> None:
     config = SMALL | {"logging.tensorboard": True}
     assert fedmpi.run("fedavg", config, out=tmp_path, stop=iter([False] * 3 + [True]).__next__).ending == "stopped"
+    time.sleep(1.1)  # TensorBoard reads files in the order of their names, which contain the second of their start
     records = fedmpi.run("fedavg", config, out=tmp_path, resume=True).records
     events = EventAccumulator(str(tmp_path), size_guidance={SCALARS: 0}).Reload()
     names = tags(records[-1])
