@@ -6,8 +6,6 @@ from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
-from scipy.cluster.hierarchy import fcluster, linkage
-from scipy.spatial.distance import squareform
 
 from fedmpi import Cohort, client_sampler
 
@@ -67,6 +65,9 @@ def clustered_by_similarity(
 
 def _groups(view: Any, clients: Any, balls: Any, most: int, pool: int) -> Any:
     """Return the group of each client (c,), numbered from 0 to at most c − 1."""
+    from scipy.cluster.hierarchy import fcluster, linkage  # slow to import
+    from scipy.spatial.distance import squareform
+
     age = view.age("update_sketch")[clients]
     unseen, group = age < 0, np.arange(len(clients))
     nodes = np.sort(np.lexsort((age, unseen))[:pool])  # in the tree

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from pydantic import Field
-from scipy.sparse import csgraph
 
 from fedmpi import Cohort, UserError, client_sampler
 
@@ -86,6 +85,8 @@ class FedGS:
 
     def distances(self, class_counts: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the scaled lengths of the shortest paths of the 3DG (N, N) from the class counts (N, C)."""
+        from scipy.sparse import csgraph  # slow to import
+
         clients = len(class_counts)
         if clients > MOST_CLIENTS:
             raise UserError(

@@ -6,8 +6,6 @@ from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
-from scipy.cluster.hierarchy import fcluster, linkage
-from scipy.spatial.distance import squareform
 
 from fedmpi import Cohort, UserError, client_sampler
 
@@ -67,6 +65,9 @@ def hics(
     layers : tuple of str
         Patterns of the parameters whose updates are kept; the last C values must be the output layer's bias.
     """
+    from scipy.cluster.hierarchy import fcluster, linkage  # slow to import
+    from scipy.spatial.distance import squareform
+
     update, classes = view.last("head_update"), view.class_counts.shape[1]
     if update.shape[1] < classes:
         found = f"clients.sampler.layers = {list(layers)} match {update.shape[1]} parameters"
