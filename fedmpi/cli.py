@@ -421,7 +421,7 @@ def submit(
     out: Annotated[Path | None, typer.Option("--out", metavar="RUN", help="Folder of the run.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script and submit nothing.")] = False,
     write: Annotated[
-        bool, typer.Option("--write", help="Write the script and what it needs to RUN, and submit nothing.")
+        bool, typer.Option("--write", help="Write script and configuration to RUN, and submit nothing.")
     ] = False,
     scripts: Annotated[
         Path | None, typer.Option("--scripts", metavar="DIR", help="Write the job scripts to DIR and submit nothing.")

@@ -34,7 +34,7 @@ NAMED = 10
 MEMBERS = ("x", "y", "user", "x_test", "y_test")
 HDF5 = (".h5", ".hdf5")
 BLOCK_BYTES = 32 << 20
-SEEN_ROWS = 10_000  # of a dataset of HDF5, to check the precision of its columns
+SEEN_ROWS = 10_000  # of an HDF5 dataset, to check the precision of its columns
 Arrays = dict[str, Any]
 """Arrays by name; samples may be a dataset of HDF5 instead."""
 
@@ -366,7 +366,7 @@ def read_npz(path: Path, options: ReadOptions) -> Arrays:
 
 
 def hdf5_files(raw: Path) -> list[Path]:
-    """Return the HDF5 files that are meant: the file, or those of a folder."""
+    """Return the HDF5 file, or those in a folder."""
     return [path for path in (files_below(raw) if raw.is_dir() else [raw]) if path.suffix.lower() in HDF5]
 
 

@@ -57,14 +57,15 @@ def draw_dirichlet(
     empty : {"fill", "keep"}
         Clients without samples: move one random sample of the largest clients to each (fill), or keep them empty.
     redraws : int
-        Largest number of new draws while a client is empty, or has less than `min_samples`.
+        Largest number of new draws while a client is empty, or has fewer than `min_samples` samples.
     min_samples : int
-        Fewest samples of a client, reached by new draws alone (0: as `empty` says).
+        Smallest number of samples of a client, reached by new draws alone; 0: `empty` decides.
     """
     samples, clients = len(request.labels), request.clients or 1
     if min_samples * clients > samples:
         raise UserError(
-            f"{samples} samples cannot give {clients} clients {min_samples} each. Lower --min-samples or --clients"
+            f"{samples} samples are too few for {clients} clients with {min_samples} each. Lower --min-samples or "
+            "--clients"
         )
     if by == "client":
         sizes = even_sizes(samples, request.enough)
@@ -74,7 +75,7 @@ def draw_dirichlet(
     )
     if (least := int(np.diff(offsets).min())) < min_samples:
         raise UserError(
-            f"the smallest client of each of {1 + redraws} draws has less than {min_samples} samples ({least} in the "
+            f"the smallest client of each of {1 + redraws} draws has fewer than {min_samples} samples ({least} in the "
             "last draw). Raise --redraws or --alpha, or lower --min-samples or --clients"
         )
     notes = (f"{filled} clients drew no sample and were given one of the largest clients' samples",) if filled else ()

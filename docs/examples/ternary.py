@@ -13,7 +13,7 @@ def ternary(update: torch.Tensor, generator: np.random.Generator, *, share: floa
     Parameters
     ----------
     share : float
-        Share of the largest magnitude that s is; larger values are clipped to s.
+        s as a share of the largest magnitude. Larger values are clipped to s.
     """
     s = share * update.abs().max().clamp(min=1e-30)
     draws = torch.from_numpy(generator.random(len(update), np.float32)).to(update.device)

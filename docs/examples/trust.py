@@ -7,7 +7,7 @@ from fedmpi import aggregator
 
 @aggregator
 class Trust:
-    """Mean of the updates, with less weight for clients whose updates were far from the others' means."""
+    """Mean of the updates, with less weight for clients whose past updates were far from the mean."""
 
     state = ("distance",)  # one number per client, initially zero, kept in checkpoints
 

@@ -351,7 +351,7 @@ class Weighing(Remembering):
         return factor, share
 
     def collect(self, cluster: Cluster) -> None:
-        """Give rank 0 what `after` has set for this rank's clients in the arrays of the state; collective."""
+        """Send rank 0 the entries of the state that `after` has set for this rank's clients; collective."""
         clients, self._judged = np.array(self._judged, np.int64), []
         arrays = [np.asarray(getattr(self._made, name)) for name in self.remembers]
         for kept in arrays if cluster.size > 1 else ():

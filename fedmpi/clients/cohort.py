@@ -1,4 +1,4 @@
-"""The cohort of a round: the selected clients, and what is known of how they were selected.
+"""The cohort of a round: the selected clients, and how they were selected.
 
 A cohort contains the first-order inclusion probabilities of its sampling design (`designs.py`), so that the aggregation
 weights can be unbiased.
@@ -17,7 +17,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.types import Floats, Ints
 
 WORK = ("steps", "lr", "budget")
-"""What a cohort can set for each client's work."""
+"""Fields of a cohort that set the work of each client."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +104,7 @@ class Cohort:
 
     @property
     def own_work(self) -> dict[str, Any]:
-        """The given ones of steps, lr and budget, (m,) each, by name."""
+        """Those of steps, lr and budget that are given, (m,) each, by name."""
         return {name: getattr(self, name) for name in WORK if getattr(self, name) is not None}
 
     @property

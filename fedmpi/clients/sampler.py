@@ -31,10 +31,10 @@ KEPT, STATE, PAST = "numbers.", "sampler.", "past."
 """Prefixes of the names in a checkpoint."""
 
 STRATA, NORMS, HISTORY = "strata", "norms", "history"
-"""Inputs that samplers can need besides numbers: strata of the clients, only the norms of their gradients, the past."""
+"""Inputs of samplers besides numbers: strata of the clients, only the norms of their gradients, or the past rounds."""
 
 SKETCH_SIZE = 64
-"""Values of a sketch, unless the sampler has the option `sketch_size`."""
+"""Length of a sketch, unless the sampler has the option `sketch_size`."""
 
 ROUNDING = 1e-6
 """Largest rounding error above 1 of a probability computed in float32."""
@@ -191,7 +191,7 @@ class ClientNumbers:
     clients : int
         N.
     widths : mapping of str to int
-        Values k of each vector, by name.
+        Length k of each vector, by name.
 
     Attributes
     ----------
@@ -207,7 +207,7 @@ class ClientNumbers:
         self.seen = {name: np.full(clients, -1, np.int64) for name in self.names}
 
     def unknown(self, name: str) -> AnyArray:
-        """Return numbers or vectors of all clients that are NaN."""
+        """Return an array of NaN for the numbers or vectors of all clients."""
         if name in VECTORS:
             return np.full((self.clients, self.widths.get(name, SKETCH_SIZE)), np.nan, np.float32)
         return np.full(self.clients, np.nan)

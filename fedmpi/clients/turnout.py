@@ -119,7 +119,7 @@ class CohortDraw:
         return Turnout(arrived, asked.clients, present, seconds, candidates)
 
     def links(self, turnout: Turnout) -> RoundTraffic:
-        """Return the traffic for the sampler: numbers that clients send, the model for candidates that are not invited.
+        """Return the traffic for the sampler: numbers that clients send, and the model for candidates not invited.
 
         The server knows seconds, and the updates of selected clients, without more traffic. Candidates need no model if
         only seconds are measured.
@@ -191,7 +191,7 @@ class CohortDraw:
         return cohort_size(clients if part.fraction is not None else len(self.sizes), part.count, part.fraction)
 
     def _seconds(self, clients: Ints, pool: Ints, opening: bool, cohort: Cohort | None = None) -> Floats:
-        """Return simulated seconds of each client, which has work of its own if the cohort of these clients sets it.
+        """Return simulated seconds of each client, with the work that the cohort of these clients sets, if it is given.
 
         `pool` are the sizes of the clients that share the sample budget K, if samples are drawn.
         """

@@ -55,8 +55,8 @@ def add_rows(target: torch.Tensor, rows: torch.Tensor, values: torch.Tensor, alp
 
 @contextmanager
 def side_stream(device: torch.device) -> Iterator[None]:
-    """Let a GPU do the context's work beside later work, on a second stream, after the work so far. That of earlier
-    contexts is done first."""
+    """Run the context's work on a second stream of a GPU: after the work so far and that of earlier contexts, and
+    during later work."""
     if device.type != "cuda":
         yield
         return

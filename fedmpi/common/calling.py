@@ -44,9 +44,9 @@ def during(round: int) -> Iterator[None]:
 
 
 def takes(part: Component, called: Any, *parameters: str, method: str = "", offered: Sequence[str] = ()) -> set[str]:
-    """Reject a custom component with a signature that its kind does not allow; return what it takes by name.
+    """Reject a custom component with a signature that its kind does not allow.
 
-    It need not have the parameters that are `offered`.
+    Return the `offered` parameters that it takes; these are optional.
     """
     try:
         named = set(offered) & set(inspect.signature(called).parameters)

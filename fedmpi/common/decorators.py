@@ -67,9 +67,9 @@ def client_sampler(*, needs: Sequence[str] = (), measures: Sequence[str] = ()) -
     Parameters
     ----------
     needs : sequence of str
-        Numbers of past participations that the server keeps (`NUMBERS`): `view.last(name)`, `view.age(name)`; and of
-        `SERVICES`, "strata" or "norms" of the clients' gradients or labels: `view.strata`; "history", the past rounds:
-        `view.history`, `view.clock`.
+        Values that the server keeps. `NUMBERS` of past participations are in `view.last(name)` and `view.age(name)`,
+        "strata" or "norms" of the clients' gradients or labels in `view.strata`, and the past rounds ("history") in
+        `view.history` and `view.clock`.
     measures : sequence of str
         Numbers (`NUMBERS`) to be measured on the current model. The component is then a class with `candidates(view)`,
         the clients to measure, and `draw(view)`, which reads the results from `view.fresh(name)`. "seconds" is the time
@@ -78,8 +78,8 @@ def client_sampler(*, needs: Sequence[str] = (), measures: Sequence[str] = ()) -
 
     Notes
     -----
-    Two options of a sampler have a meaning: `sketch_size`, the values of an "update_sketch" (default 64), and `layers`,
-    a tuple of patterns such as "fc.*" for the parameters of a "head_update" (default: the output layer).
+    fedmpi reads two options of a sampler: `sketch_size`, the length of an "update_sketch" (default 64), and `layers`, a
+    tuple of patterns such as "fc.*" for the parameters of a "head_update" (default: the output layer).
 
     A class has `draw(view)`. If it keeps values between rounds, it names them in `state`, a tuple of its attributes,
     each a NumPy array or a number. Checkpoints contain them.
@@ -109,7 +109,7 @@ def data_sampler(*, pooled: bool = False, probability: str = "budget", needs: Se
     """
     needed = _known("needs", needs, SAMPLE_NUMBERS, "data_sampler")
     if pooled and needed:
-        raise UserError("data_sampler: a pooled rule sees no model, so needs has no effect. Leave out pooled or needs")
+        raise UserError("data_sampler: pooled data samplers cannot have needs. Leave out pooled or needs")
     if pooled:
         return {"pooled": True, "probability": probability}
     return {"needs": needed} if needed else {}
@@ -181,10 +181,10 @@ def compressor(*, bits: float | Callable[..., int] = 32) -> dict[str, Any]:
 
 @_registers("feature")
 def features(*, needs: str = "gradient") -> dict[str, Any]:
-    """Make a function `(gradients (k, d) or class counts (k, C), *, options) -> (k, f)` a choice for the features.
+    """Make a function `(gradients (k, d) or class counts (k, C), *, options) -> (k, f)` a choice for client features.
 
-    It is called for blocks of k clients, and the vector of a client depends on its own row only. Its key is
-    `clients.sampler.features`. A keyword-only parameter `lr` gets the local learning rate of round 0.
+    The key is `clients.sampler.features`. The function is called for blocks of k clients, and the vector of a client
+    depends on its own row only. A keyword-only parameter `lr` receives the local learning rate of round 0.
 
     Parameters
     ----------

@@ -58,7 +58,7 @@ class Kind:
     # True checks options when the component is made instead of with the configuration (its import takes long)
     late: bool = False
     given: tuple[str, ...] = ()  # keyword-only parameters that are no options: the caller of the component sets them
-    further: tuple[str, ...] = ()  # other keys that choose one
+    further: tuple[str, ...] = ()  # other keys that choose a component of this kind
 
 
 PACKAGE = Path(__file__).parents[1]

@@ -37,7 +37,7 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 def chooses(kind: str, default: str | None = None, key: str = "") -> BeforeValidator:
     """Return the reader of a key that chooses a component; without a default, of one that lists any, each once.
 
-    `key` is the reader's own if it is not the first key of the kind. A table without a name has options of the default.
+    `key` is the key that it reads, if not the first one of the kind. A table without a name has options of the default.
     """
 
     def one(value: Any) -> Component:

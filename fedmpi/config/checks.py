@@ -93,8 +93,8 @@ def _measured(c: ConfigTables) -> Rows:
     yield (
         late and c.clients.over_selection > 1,
         "clients.over_selection samples.sampler",
-        "the first clients to arrive must be known before they train, and this data sampler then chooses the samples "
-        "that their times depend on. Set clients.over_selection = 1",
+        "arrival times must be known before training, and they depend on the samples that this data sampler chooses "
+        "during training. Set clients.over_selection = 1",
     )
     timed = bool({"seconds", *TRANSFERS} & {*needs, *measures}) and c.devices is None
     yield timed, "clients.sampler", "it draws by seconds, which only simulated time counts. Set devices = true"
@@ -109,7 +109,7 @@ def _measured(c: ConfigTables) -> Rows:
     keeps = algorithm is not None and any(
         (algorithm[1].client_state, algorithm[1].server_state, algorithm[1].sums, algorithm[1].numbers)
     )
-    yield trains and keeps, "clients.sampler local.algorithm", f"{once}. The algorithm keeps or sums the work of both"
+    yield trains and keeps, "clients.sampler local.algorithm", f"{once}. This algorithm would count both"
     yield (
         trains and bool(c.compression.values.get("error_feedback")),
         "clients.sampler compression.error_feedback",

@@ -111,7 +111,7 @@ class ClientsTable(Table):
 
     sampler: Annotated[Component, chooses("client sampler", "uniform")] = Component("client sampler", "uniform")
     """all; uniform without replacement; weighted by n_k; importance (by gradient norm); stratified; power-of-choice
-    (by loss); clustered-md (by size); one of a paper (`fedmpi components`); or your own, "package.module:object"."""
+    (by loss); clustered-md (by size); one of the gallery, such as oort; or a custom "package.module:object"."""
     count: Annotated[Count | None, not_with("clients.sampler", "all")] = None
     """Number of clients selected per round, m. Give this or `fraction`."""
     fraction: Annotated[Probability | None, not_with("clients.sampler", "all")] = None
@@ -404,10 +404,10 @@ class EvaluationTable(Table):
     target_accuracy: Probability | None = None
     """The summary reports the first round that reached this test accuracy (with on = "val": validation accuracy)."""
     patience: Count | None = None
-    """Number of evaluations in a row without an improvement after which the run ends early. The score is that of the
-    best round. Unset = run all rounds."""
+    """Number of evaluations in a row without an improvement after which the run ends. The score is the one that chooses
+    the best round. Unset = run all rounds."""
     min_delta: Annotated[NonNegative, PATIENT] = 0.0
-    """Only a score that exceeds the last improved score by more than this counts as an improvement."""
+    """Improvements of the score up to this amount do not count."""
     clients: Count | Literal["all", "participants"] | None = None
     """Clients on whose samples the global model is evaluated separately: all; participants, the selected clients; or a
     number of clients, drawn once by the seed. Uses their validation samples (data_prep --val), or their training

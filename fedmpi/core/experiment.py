@@ -234,8 +234,8 @@ def _held_out(config: Config, rows: OwnRows) -> Callable[[int], Tensors | None]:
     """Return a function that loads a client's held-out samples, or None if it has none."""
     if not rows.held_out:
         raise UserError(
-            f'clients.sampler = "{config.clients.sampler.name}" needs the scores of clients on held-out samples, but '
-            f"{config.data.source.name} has none of single clients. Prepare the data with --val FRACTION"
+            f'clients.sampler = "{config.clients.sampler.name}" needs scores on held-out samples of each client, but '
+            f"{config.data.source.name} has no held-out samples of its clients. Prepare the data with --val FRACTION"
         )
     return lambda client: rows.load(np.array([client])) if rows.counts[client] else None
 
@@ -250,7 +250,8 @@ def _check_vectors(config: Config, clients: int, widths: Mapping[str, int]) -> N
     if free is not None and needed > free:
         raise UserError(
             f'clients.sampler = "{config.clients.sampler.name}" keeps {sizes} of {clients:,} clients. They need '
-            f"{needed / 1e9:.1f} GB of memory on rank 0, but {free / 1e9:.1f} GB are free. Choose fewer values"
+            f"{needed / 1e9:.1f} GB of memory on rank 0, but {free / 1e9:.1f} GB are free. Lower its "
+            "sketch_size, or choose fewer layers"
         )
 
 

@@ -120,7 +120,7 @@ class Simulation:
         return plan, totals
 
     def _plan(self, t: int) -> Plan:
-        """Plan on the server and broadcast the plan; first evaluate or measure what the sampler needs."""
+        """Evaluate and measure for the sampler if it needs that; then plan on the server and broadcast the plan."""
         if self.decisions.sampler.needs_history:
             self._evaluate_pending()
         with self._phase("plan"):
@@ -176,7 +176,7 @@ class Simulation:
             self.pending = record
 
     def _report_round(self, plan: Plan) -> bool:
-        """Give the round to `on_round`, evaluated; return whether it or the patience ends the run.
+        """Call `on_round` with the evaluated round; return whether it, or `evaluation.patience`, ends the run.
 
         Without `on_round`, the evaluation overlaps with the next round as long as it cannot end the run.
         """

@@ -34,7 +34,7 @@ from fedmpi.samples.rules import RowRule
 log = logging.getLogger("fedmpi")
 
 PLANNED = {"steps": "steps", "lr": "rates", "budget": "budgets"}
-"""Names in a plan of what a cohort sets for each client."""
+"""Fields of a plan, by the fields of a cohort that set the work of each client."""
 
 
 def rate_of(config: Config, t: int) -> float:
@@ -152,7 +152,7 @@ class Planner:
             )
 
     def _check_work(self, cohort: Cohort) -> None:
-        """Reject work per client where something covers equal work only, or chooses the samples of all together."""
+        """Reject work per client if another choice needs equal work, or chooses the samples of all clients together."""
         config, names = self.config, [*cohort.own_work]
         pooled, algorithm = self.row_rule.pooled and not self.row_rule.uses_all, config.local.algorithm.name
         weights = config.server.weights

@@ -152,7 +152,7 @@ def summary_facts(experiment: Experiment) -> Record:
 
 
 class Listener:
-    """Caller of `on_round` on rank 0 after every round; sends its answer, or the end of the patience, to all ranks."""
+    """Caller of `on_round` on rank 0 after every round; sends all ranks its answer, or the end of the patience."""
 
     def __init__(self, cluster: Cluster, on_round: OnRound | None, patient: bool):
         self.cluster = cluster

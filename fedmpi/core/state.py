@@ -32,8 +32,8 @@ class SavedState:
 
     Tensors: the model; that of the best round so far; the moments of the server optimizer; the server's vectors of the
     local algorithm; the strata, the accounts, the workers' speeds and the sampler's numbers (`Decisions`); the state of
-    sampler, weights and aggregator; how often clients were selected; and what compression has kept of clients' updates.
-    Clients' vectors of the local algorithm are in a separate file.
+    sampler, weights and aggregator; how often clients were selected; and the residuals of compression. Clients'
+    vectors of the local algorithm are in a separate file.
     """
 
     def __init__(self, experiment: Experiment, recorder: Recorder | None):

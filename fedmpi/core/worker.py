@@ -50,7 +50,7 @@ class Worker:
     weight_sizes: Ints | None  # (N,): Sizes that the aggregation weights count, if others than `sizes`
     evaluation_cost: float  # Cost of the evaluation that rank 0 does first, in gradients of one sample
     proximal_mu: float  # μ of the local algorithm
-    seen: SampleMeasures | None = None  # Measures samples for a data sampler that needs it
+    seen: SampleMeasures | None = None  # Measures the samples, if the data sampler needs it
     _members: tuple[Plan, Ints] | None = None
     _answered: tuple[Plan, Ints, SampledRows] | None = None
 
@@ -143,7 +143,7 @@ class Worker:
         return equal_parts(offsets, self._speeds(plan), self._evaluating(plan.round) * offsets[-1] / expected)
 
     def _costs(self, plan: Plan, rows: Ints) -> Floats:
-        """Return the planned cost of each selected client, which uses so many samples (m,), float64 (m,)."""
+        """Return the planned cost of each selected client, float64 (m,), from the samples (m,) that it uses."""
         rows = np.minimum(rows, plan.budgets) if len(plan.budgets) else rows
         merged = self.engine.merged is not None and not plan.own_work
         return planned_cost(self.rule(plan), rows, merged, plan.steps if len(plan.steps) else None)

@@ -95,8 +95,8 @@ class DataSource(Protocol):
 def loaded_ahead(load: Callable[[T], R], wanted: Iterable[T], device: torch.device) -> Iterator[R]:
     """Yield the samples loaded for each of `wanted`, in order.
 
-    On a GPU the next ones are loaded before: while it computes with some, a second stream copies the others there from
-    other pinned memory. Those before them are no longer used, so that samples take up memory twice.
+    On a GPU, a second stream copies the next samples from other pinned memory during the work with the present ones.
+    Earlier ones are no longer used, so that samples take up memory twice.
     """
     if device.type == "cpu":
         yield from map(load, wanted)

@@ -124,7 +124,7 @@ def prepare_submission(
 
 
 def _gpu_warnings(site: Site, ranks: int, gpus: int) -> Iterator[str]:
-    """Yield what a job with GPUs probably lacks; numbers are per node."""
+    """Yield warnings about resources that a job with GPUs probably lacks; numbers are per node."""
     if site.cpus_per_rank == 1:
         yield "each rank has one CPU core beside its GPU. Give more with --cpus-per-rank"
     if not site.mem and not any(option.startswith("--mem") for option in site.sbatch):

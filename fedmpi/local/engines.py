@@ -77,7 +77,7 @@ def why_not_merged(config: Config, sequential: SequentialEngine) -> str | None:
     if config.topology.name == "mediators":
         return "mediators carry one model from client to client"
     own_updates = {
-        "clipping, transport, attacks or diagnostics": observer is not None,
+        "clipping, compression, attacks, diagnostics or clients.sampler": observer is not None,
         f"server.aggregator = {config.server.aggregator.name!r}": config.server.aggregator.name != "mean",
         f"server.weights = {config.server.weights.name!r}": hasattr(config.server.weights.object, "after"),
         "server.exact": config.server.exact,
@@ -104,9 +104,9 @@ def _why_one_by_one(config: Config, model: FlatModel, hooks: Hooks | None) -> st
     if config.topology.name == "mediators":
         return "mediators carry one model from client to client"
     if config.server.exact:
-        return "server.exact: the rounding of a stack depends on who is in it"
+        return "server.exact: the rounding of a stack depends on its clients"
     if {*UPDATES} & {*config.clients.sampler.marks.get("measures", ())}:
-        return "clients.sampler measures updates: the rounding of a stack depends on who is in it"
+        return "clients.sampler measures updates: the rounding of a stack depends on its clients"
     if own_optimizer(config) is not None:  # SGD with momentum, too
         return f'local.optimizer = "{config.local.optimizer.name}" steps on the parameters of one client'
     if hooks is not None and hooks.own_loss:

@@ -95,10 +95,10 @@ def joined_masks(generators: Sequence[np.random.Generator], counts: Sequence[int
 
 
 class SentMasks:
-    """Source of masks on a device, which receives those of a step before it, in one copy of bytes.
+    """Source of dropout masks that sends all masks of a step to a device before the step, in one copy of bytes.
 
-    A trial of the model finds the masks of a step. Those of steps with equally many samples are in the same memory if
-    CUDA graphs require it. Custom objectives and modules that are not plain may request others, sent one by one.
+    A trial of the model finds which masks a step needs. Those of steps with equally many samples are in the same memory
+    if CUDA graphs require it. Custom objectives and modules that are not plain may request others, sent one by one.
     """
 
     def __init__(self, device: torch.device):
@@ -116,7 +116,7 @@ class SentMasks:
         return self
 
     def prepare(self, counts: Sequence[int], graph: bool = False) -> None:
-        """Send the masks of the next step, which has so many samples and may be a graph, while the device computes."""
+        """Send the masks of the next step, perhaps a graph, for these numbers of samples, while the device computes."""
         self._rewind()
         self._counts, self._used, samples = counts, [], sum(counts)
         self._before = [] if graph else [stream.bit_generator.state for stream in self._streams]

@@ -218,8 +218,8 @@ def _round_at_random(generator: np.random.Generator, sizes: Ints, ratio: float) 
 class RowRule:
     """Choice of the selected clients' samples.
 
-    Rules called client by client see `labels` (client) -> int64 (n,) and what `measure` (round, client, names) returns
-    of the samples, name -> float64 (n,).
+    Rules called client by client see `labels` (client) -> int64 (n,) and the numbers of the samples that `measure`
+    (round, client, names) returns, name -> float64 (n,).
     """
 
     def __init__(

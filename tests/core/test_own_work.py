@@ -279,7 +279,7 @@ def test_given_work_is_checked(given: dict[str, Any], words: str) -> None:
 
 
 def test_a_data_sampler_that_needs_the_model_is_not_pooled() -> None:
-    with pytest.raises(UserError, match="a pooled rule sees no model"):
+    with pytest.raises(UserError, match="pooled data samplers cannot have needs"):
         data_sampler(pooled=True, needs="sample_loss")
     with pytest.raises(UserError, match="data_sampler: needs = 'loss' is unknown"):
         data_sampler(needs="loss")

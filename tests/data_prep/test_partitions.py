@@ -182,9 +182,9 @@ def test_dirichlet_draws_again_until_every_client_has_enough_samples_or_says_tha
         assert draw("dirichlet", labels, 10, 20, alpha=0.5, by=by, min_samples=60).sizes.min() >= 60
     first = draw("dirichlet", labels, 10, 20, alpha=10.0)  # enough at once: the same draw
     assert np.array_equal(draw("dirichlet", labels, 10, 20, alpha=10.0, min_samples=60).rows, first.rows)
-    with pytest.raises(UserError, match=r"each of 11 draws has less than 200 samples \(\d+ in the last draw\)"):
+    with pytest.raises(UserError, match=r"each of 11 draws has fewer than 200 samples \(\d+ in the last draw\)"):
         draw("dirichlet", labels, 10, 20, alpha=0.1, min_samples=200)
-    with pytest.raises(UserError, match="6000 samples cannot give 20 clients 301 each"):
+    with pytest.raises(UserError, match="6000 samples are too few for 20 clients with 301 each"):
         draw("dirichlet", labels, 10, 20, alpha=0.1, by="client", min_samples=301)
 
 

@@ -12,7 +12,7 @@ class Adaptive:
     Parameters
     ----------
     mixed : float
-        Share of the probabilities that is equal for all.
+        Share of each probability that is equal for all clients.
     """
 
     state = ("feedback", "chance")

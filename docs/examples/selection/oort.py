@@ -12,7 +12,7 @@ def guided(view, *, explore: float = 0.9, decay: float = 0.98) -> Cohort:
     Parameters
     ----------
     explore : float
-        Share of the clients that are unseen ones, in the first round.
+        Share of unseen clients in the first cohort.
     decay : float
         Factor of that share from round to round.
     """

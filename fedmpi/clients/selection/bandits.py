@@ -33,7 +33,7 @@ def ucb(view: Any, *, metric: Metric = "train_loss", exploration: Annotated[floa
     - The rounds from one value of the metric to the next share its change equally. The first round with the metric
       earns no reward, as no value precedes it.
     - Unrewarded clients, and clients with equal bounds, are taken in random order. Clients without samples are never
-      selected. Unavailable clients wait.
+      selected.
 
     The default metric, the mean training loss of the round's clients, is in the record of every round. It depends on
     these clients, while test_loss, test_accuracy and other scores do not.
@@ -67,7 +67,7 @@ def thompson(view: Any, *, metric: Metric = "train_loss", deviation: Annotated[f
     - The paper's rewards are from 0 to 1, and σ = 1. Here the rewards of all rounds so far are scaled so that the
       smallest is 0 and the largest is 1, and all clients of a round earn the same one.
     - Rounds without the metric share the next change, and the first one with it earns no reward, as for `ucb`.
-    - Clients without samples are never selected. Unavailable clients wait.
+    - Clients without samples are never selected.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""HiCS-FL: clusters of clients by the label entropy that their output layers betray."""
+"""HiCS-FL: clusters of clients by the label entropy that updates of their output layers reveal."""
 
 from __future__ import annotations
 

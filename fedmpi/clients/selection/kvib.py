@@ -40,9 +40,9 @@ class KVib:
 
     Deviations
     ----------
-    The paper knows G, a bound of λ_i ‖Δ_i‖; by default it is the largest one of the first round. p_i is that of the
-    available clients with samples, N their number in p_i, and all others have none. θ is at most 1. The authors' code
-    draws in proportion to ω_i + γ, the paper and this sampler to its square root.
+    The paper knows G, a bound of λ_i ‖Δ_i‖; by default it is the largest one of the first round. Only available
+    clients with samples have a p_i, and N counts these in it. θ is at most 1. The authors' code draws in proportion to
+    ω_i + γ, the paper and this sampler to its square root.
 
     Parameters
     ----------

@@ -48,14 +48,14 @@ class OortByLoss:
     ----------
     The scaling of U_i to [0, 1] is that of the authors' code (with min U taken 0.1 % lower); the paper adds U_i itself.
     Losses are measured in evaluation mode on the model that the client received; the paper takes them from training.
-    Unseen clients are drawn uniformly. If one of the two groups is too small, the other fills up. ε K is rounded down;
-    the paper leaves this open, and the authors' code rounds it up. Clients without samples are never selected. Noise
-    for privacy (§4.2) is left to `privacy`.
+    Unseen clients are drawn uniformly. If one of the two groups is too small, the other fills the cohort. ε K is
+    rounded down; the paper leaves this open, and the authors' code rounds it up. Clients without samples are never
+    selected. Noise for privacy (§4.2) is left to `privacy`.
 
     Parameters
     ----------
     explore : float
-        ε of the first round, the share of the clients that are unseen ones.
+        ε of the first round, the share of unseen clients in the cohort.
     explore_decay : float
         Factor of ε from round to round.
     explore_least : float
@@ -138,8 +138,8 @@ class Oort(OortByLoss):
     Those of `oort-loss`, whose options it has, except that unseen clients are drawn by speed. T is a quantile of the
     clients' known seconds, and the pacer raises its level, as in the authors' code. The paper starts with T = Δ seconds
     and adds Δ, chosen to cover the seconds of the next W K seen clients. The pacer compares every W rounds, as in the
-    authors' code, instead of in every round. That code has another rule than the paper: T grows if the mean utility of
-    the exploited clients has changed by at most a tenth, and falls if it has become six times as high.
+    authors' code, instead of in every round. The rule of that code differs: T grows if the mean utility of the
+    exploited clients has changed by at most a tenth, and falls if it has become six times as high.
 
     Parameters
     ----------

@@ -260,8 +260,8 @@ def chunk_size(net: StackedNet, rows: int, rule: LocalRule, start: Tensor, extra
 
     On a CPU: as many as keep parameters, optimizer state and activations within CACHE_BYTES. The minimum is two, or one
     if a single client's activations exceed CACHE_BYTES. More clients spread the cost of a call, but values outside the
-    cache cost more. On a GPU: as many as fit in DEVICE_SHARE of its memory, whatever other processes use. They have the
-    most samples (of `sizes`), which are there twice, besides those that come next, and the vectors of all words.
+    cache cost more. On a GPU: as many as fit in DEVICE_SHARE of its memory, whatever other processes use. Counted are
+    two copies of the samples of the largest clients (of `sizes`), one of the next ones, and the vectors of all words.
     """
     copies = 1 if rule.optimizer == "sgd" else 5
     activations = start.element_size() * rows * net.values_per_row
@@ -281,7 +281,7 @@ class Timetable:
     """Steps and batch sizes of the clients of a chunk, which are sorted by steps, longest first.
 
     `batches` are the local samples of each step of every client, None = all of them; `sizes` the clients' samples.
-    With `fixed`, all batches have one size, at least `rows`, and there are so many clients; further ones take no step.
+    With `fixed`, all batches have one size, at least `rows`, and there are that many clients; added ones take no step.
     """
 
     def __init__(self, batches: list[list[Ints | None]], sizes: Sequence[int], fixed: int = 0, rows: int = 0):

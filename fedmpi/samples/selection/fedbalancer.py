@@ -28,7 +28,7 @@ def fedbalancer(
     Heterogeneous Clients"). The threshold is ll + ltr · (lh − ll) (Algorithm 2). ll is a low loss, lh is a high one,
     and ltr is the loss threshold ratio. OT are the samples with a loss of at least the threshold, and UT the others. A
     client trains on L samples, drawn uniformly: p L of OT and (1 − p) L of UT (Algorithm 1). If one of the two has too
-    few, the other fills up. L is the number of samples that it can process before the deadline, but at least |OT|.
+    few, the other supplies the rest. L is the number of samples that it can process before the deadline, at least |OT|.
 
     Deviations:
 

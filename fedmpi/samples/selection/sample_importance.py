@@ -20,7 +20,7 @@ def sample_importance(
     share: Annotated[float, Field(gt=0, le=1)] = 0.2,
     threshold: Annotated[float, Field(ge=0)] = 1.5,
 ) -> NDArray[np.int64]:
-    """Draw a share of the client's samples in proportion to a bound of their gradient norms, if that is worth it.
+    """Draw a share of the client's samples in proportion to a bound of their gradient norms, if the gain is large.
 
     Katharopoulos and Fleuret 2018 (ICML, "Not All Samples Are Created Equal: Deep Learning with Importance Sampling",
     Algorithm 1). Up to a constant, the norm of the gradient of a sample's loss with respect to the model's outputs
