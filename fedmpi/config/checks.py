@@ -35,7 +35,8 @@ TWICE = "they say the same in two ways. Keep one of them"
 
 def contradiction(c: ConfigTables) -> str | None:
     """Return the reason why the chosen values cannot be combined, or None."""
-    for group in (_selection, _measured, _ranks, _own_updates, _sums, _private, _task, _algorithm, _components):
+    groups = (_selection, _measured, _ranks, _own_updates, _by_step, _sums, _private, _task, _algorithm, _components)
+    for group in groups:
         for broken, keys, reason in group(c):
             if broken:
                 return f"{' does not go with '.join(_given(c, key) for key in keys.split())}: {reason}"
@@ -148,6 +149,17 @@ def _own_updates(c: ConfigTables) -> Rows:
     }
     for key, needs in (needing | {"local.algorithm": local_algorithm(c) is not None}).items():
         yield needs and _mediators(c), f"{key} topology", "each client's own update is needed, and none is formed"
+
+
+def _by_step(c: ConfigTables) -> Rows:
+    """Choices that need one learning rate for all steps of a round."""
+    by_step, algorithm = c.local.schedule_unit == "step", local_algorithm(c)
+    for key, needs in {
+        "topology": _mediators(c),
+        "server.weights": _learns(c),
+        "local.algorithm": algorithm is not None and not algorithm[0].foreign,
+    }.items():
+        yield by_step and needs, f"local.schedule_unit {key}", 'it needs one learning rate per round. Set "round"'
 
 
 def _sums(c: ConfigTables) -> Rows:

@@ -174,13 +174,25 @@ class LocalTable(Table):
     """plain: the optimizer's steps on the client's own loss; scaffold, feddyn, fednova; or a custom
     "package.module:class", a fedmpi.LocalAlgorithm."""
     optimizer: Annotated[Component, chooses("local optimizer", "sgd")] = Component("local optimizer", "sgd")
-    """sgd; adam; or a custom "package.module:object": object(parameters, lr=η, **options) returns an object with
-    step(), as a torch.optim.Optimizer, new for every client and round. Clients are then trained sequentially."""
+    """sgd (options momentum, nesterov, weight_decay); adam; or a custom "package.module:object": object(parameters,
+    lr=η, **options) returns an object with step(), as a torch.optim.Optimizer, new for every client and round. Clients
+    are then trained sequentially. If its first parameter is called named_parameters, it receives pairs (name,
+    parameter)."""
     lr: Positive = 0.05
     """Learning rate η of round 0."""
     schedule: Annotated[Component, chooses("schedule", "constant")] = Component("schedule", "constant")
     """constant; inverse: η/(1 + t); cosine to zero over all rounds; step: times `factor` every `every` rounds; or a
     custom "package.module:function": (lr, round, rounds) -> the round's learning rate."""
+    schedule_unit: Literal["round", "step"] = "round"
+    """Unit in which `schedule` and `warmup` count. step: a client with S local steps in a round calls the schedule
+    before step s of round t with t · S + s for the round and T · S for the rounds."""
+    warmup: WholeOrZero = 0
+    """Number of first rounds (or steps) in which the rate is multiplied by a factor that rises linearly to 1."""
+    warmup_from: Annotated[Share, not_with("local.warmup", 0)] = 0.1
+    """Factor at the start of the warm-up."""
+    clip_norm: Positive | None = None
+    """Norm to which the gradient of each batch is scaled down, as by torch.nn.utils.clip_grad_norm_, before a proximal
+    term, a correction or weight decay is added. Unset = no clipping."""
     epochs: Annotated[Count, Field(le=10**5)] | None = None
     """E, passes over the local data. Give this or `steps`; default 1 epoch."""
     steps: Annotated[Count, Field(le=10**6)] | None = None

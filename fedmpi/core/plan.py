@@ -25,7 +25,7 @@ from fedmpi.config import Config
 from fedmpi.config.checks import weighs_twice
 from fedmpi.config.tables import Mediators, local_algorithm
 from fedmpi.core.accounts import Accounts
-from fedmpi.local.optimizers import rate
+from fedmpi.local.optimizers import rate_at
 from fedmpi.mediators.groups import MediatorGroups
 from fedmpi.privacy.sizes import SizeEstimate, answer_stream, estimate_total, sampling_probability, saturations
 from fedmpi.privacy.updates import planned_participants
@@ -38,9 +38,9 @@ PLANNED = {"steps": "steps", "lr": "rates", "budget": "budgets"}
 
 
 def rate_of(config: Config, t: int) -> float:
-    """Return the local learning rate of round t."""
-    schedule = config.local.schedule
-    return rate(schedule, schedule.make(), config.local.lr, t, config.rounds)
+    """Return the local learning rate of round t, to which a schedule of steps is applied by the workers."""
+    part = config.local
+    return part.lr if part.schedule_unit == "step" else rate_at(part, part.lr, t, config.rounds)
 
 
 @dataclass(frozen=True)

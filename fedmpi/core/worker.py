@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -24,9 +23,9 @@ from fedmpi.data.shards import ShardStore
 from fedmpi.local.hooks import Hooks
 from fedmpi.local.measures import SampleMeasures
 from fedmpi.local.observer import UpdateObserver
-from fedmpi.local.optimizers import own_optimizer
+from fedmpi.local.optimizers import rate_at, rule_of
 from fedmpi.local.sequential import LocalEngine, SequentialEngine
-from fedmpi.local.work import ClientTask, LocalRule, RoundJob, Rows, WorkReport
+from fedmpi.local.work import ClientTask, LocalRule, RoundJob, Rows, WorkReport, step_count, task_size
 from fedmpi.mediators.relay import place_mediators, plan_relay, run_relay
 from fedmpi.mpi import Cluster
 from fedmpi.samples.rules import RowRule, SampledRows, holders
@@ -59,11 +58,6 @@ class Worker:
         """Worker index of this rank; None for a rank that only serves."""
         return self.layout.worker
 
-    @cached_property
-    def own_optimizer(self) -> Any:
-        """Custom local optimizer of the configuration, None for a built-in one."""
-        return own_optimizer(self.config)
-
     def rule(self, plan: Plan) -> LocalRule:
         """Return the local rule of this round."""
         part = self.config.local
@@ -71,15 +65,15 @@ class Worker:
             rows = {"full": None, "batch": part.batch_size, "sample": 1}[probe_of(self.config)]
             batch = None if rows == "all" else rows
             return LocalRule(lr=plan.lr, epochs=None, steps=1, batch_size=batch, dropout=False)
-        rule = LocalRule.scheduled(part)
-        return replace(
-            rule,
-            optimizer="own" if self.own_optimizer else rule.optimizer,
-            own=self.own_optimizer,
-            lr=plan.lr,
-            proximal_mu=part.proximal_mu + self.proximal_mu,
-            **(part.optimizer.options if part.optimizer.name == "adam" else {}),
-        )
+        return replace(rule_of(part, plan.lr), proximal_mu=part.proximal_mu + self.proximal_mu)
+
+    def at_steps(self, plan: Plan, rule: LocalRule, steps: int) -> LocalRule:
+        """Return the rule for clients of so many steps, with the rate of each step if the schedule counts steps."""
+        part, before, places = self.config.local, plan.round * steps, self.config.rounds * steps
+        if part.schedule_unit == "round" or plan.one_step:
+            return rule
+        rates = tuple(rate_at(part, rule.lr, before + step, places) for step in range(steps))
+        return replace(rule, lr=rates[0]) if steps == 1 else replace(rule, rates=rates)
 
     def uses_all(self, plan: Plan) -> bool:
         """Return whether all samples are used; the probing step chooses among them itself."""
@@ -87,17 +81,20 @@ class Worker:
 
     def groups(self, plan: Plan, tasks: list[ClientTask], rule: LocalRule) -> list[tuple[LocalRule, list[ClientTask]]]:
         """Return the tasks in groups of equal steps and learning rates, each with its rule."""
-        if not len(plan.steps) and not len(plan.rates):
+        by_step = self.config.local.schedule_unit == "step" and not plan.one_step
+        if not len(plan.steps) and not len(plan.rates) and not by_step:
             return [(rule, tasks)]
-        found = defaultdict[tuple[int, float], list[ClientTask]](list)
+        found = defaultdict[tuple[int, float, int], list[ClientTask]](list)
         places = np.searchsorted(plan.clients, [task.client for task in tasks])
         steps = plan.steps[places] if len(plan.steps) else np.zeros(len(places), np.int64)
         for task, count in zip(tasks, steps.tolist(), strict=True):
-            found[count, plan.rate_of(task.client)].append(task)
-        return [
-            (replace(rule, lr=lr, epochs=None if count else rule.epochs, steps=count or rule.steps), group)
-            for (count, lr), group in found.items()
-        ]
+            taken = count or (step_count(rule, task_size(task, self.sizes)) if by_step else 0)
+            found[count, plan.rate_of(task.client), taken].append(task)
+        groups = []
+        for (count, lr, taken), group in found.items():
+            own = replace(rule, lr=lr, epochs=None if count else rule.epochs, steps=count or rule.steps)
+            groups.append((self.at_steps(plan, own, taken), group))
+        return groups
 
     def members(self, plan: Plan) -> Ints:
         """Return cohort positions of the clients that this rank trains, int64 (q,)."""
@@ -308,6 +305,7 @@ class Trainer:
         if not self.worker.uses_all(plan) and self.engine.merged is not None and not plan.own_work:
             rows = self.worker.sampled(plan, self.worker.members(plan))
             if self.engine.merges_rows(rule, rows.largest):  # at the cost of the samples (FedSampling)
+                rule = self.worker.at_steps(plan, rule, 1)
                 report = WorkReport()
                 if len(rows.rows):
                     owners, weights = self.worker.row_weights(plan, rows)

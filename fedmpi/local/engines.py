@@ -16,10 +16,10 @@ from fedmpi.data.schema import DataDescription
 from fedmpi.data.source import DataSource
 from fedmpi.local.hooks import Hooks
 from fedmpi.local.merged import MergedEngine
-from fedmpi.local.optimizers import is_plain_sgd, own_optimizer
+from fedmpi.local.optimizers import is_plain_sgd, rule_of
 from fedmpi.local.sequential import LocalEngine, SequentialEngine
 from fedmpi.local.traits import forward_traits
-from fedmpi.local.work import LocalRule, Observer, batch_rows
+from fedmpi.local.work import Observer, batch_rows
 from fedmpi.models.flat import FlatModel
 from fedmpi.models.isolation import why_untraceable
 from fedmpi.tasks.losses import LOSS_ALONE
@@ -57,7 +57,7 @@ def choose_engine(
     batched = None if not_batched else batched_engine(sequential, config)
     if batched is not None and model.device.type == "cpu":
         sizes = source.sizes[source.sizes > 0]
-        usual = batch_rows(LocalRule.scheduled(config.local), int(np.median(sizes)) if len(sizes) else 1)
+        usual = batch_rows(rule_of(config.local, 0.0), int(np.median(sizes)) if len(sizes) else 1)
         activations = batched.net.values_per_row * usual * model.initial.element_size()
         if activations > LARGEST_BATCH:
             not_batched = f"a batch of one client has {activations >> 20} MiB of activations"
@@ -74,6 +74,8 @@ def why_not_merged(config: Config, sequential: SequentialEngine) -> str | None:
     observer, hooks = sequential.observe, sequential.hooks
     if not is_plain_sgd(config.local.optimizer):
         return f"local.optimizer = {config.local.optimizer!r} is not linear in the gradient"
+    if config.local.clip_norm is not None:
+        return "local.clip_norm scales each client's gradient"
     if config.topology.name == "mediators":
         return "mediators carry one model from client to client"
     own_updates = {
@@ -107,10 +109,14 @@ def _why_one_by_one(config: Config, model: FlatModel, hooks: Hooks | None) -> st
         return "server.exact: the rounding of a stack depends on its clients"
     if {*UPDATES} & {*config.clients.sampler.marks.get("measures", ())}:
         return "clients.sampler measures updates: the rounding of a stack depends on its clients"
-    if own_optimizer(config) is not None:  # SGD with momentum, too
+    if config.local.optimizer.foreign:
         return f'local.optimizer = "{config.local.optimizer.name}" steps on the parameters of one client'
     if hooks is not None and hooks.own_loss:
         return f"local.algorithm = {hooks.part.name!r} has its own objective()"
+    if model.embeddings and (config.local.clip_norm or config.local.optimizer.values.get("weight_decay")):
+        return (
+            "local.clip_norm and weight_decay concern the vectors of all words, not only of those in a client's texts"
+        )
     if hooks is not None and hooks.corrects and model.embeddings:
         return "corrections move the vectors of all words, not only of those in a client's texts"
     return None
@@ -139,5 +145,5 @@ def batched_engine(sequential: SequentialEngine, config: Config) -> BatchedEngin
 
     engine = BatchedEngine(sequential)
     if engine.model.device.type != "cpu":
-        engine.clients_at_once(LocalRule.scheduled(config.local), engine.model.initial)
+        engine.clients_at_once(rule_of(config.local, 0.0), engine.model.initial)
     return engine

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,18 +12,22 @@ from pydantic import Field
 
 from fedmpi.common.calling import calling, refuse_result
 from fedmpi.common.imports import Later
+from fedmpi.common.options import positional
 from fedmpi.common.registry import Component, register
-from fedmpi.config import Config
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from fedmpi.config.tables import LocalTable
     from fedmpi.local.work import LocalRule, OwnOptimizer
     from fedmpi.models import flat
     from fedmpi.models.flat import FlatModel
 else:
     torch, flat = Later("torch"), Later("fedmpi.models.flat")
+
+NAMED = "named_parameters"
+"""First parameter of a custom optimizer that is called with pairs of a name and a parameter."""
 
 
 @dataclass
@@ -58,7 +62,7 @@ class SGD:
     Parameters
     ----------
     momentum : float
-        Momentum. This option and the following ones train by torch.optim.SGD, clients sequentially.
+        Momentum. With this option or one of the following, a step is that of torch.optim.SGD.
     nesterov : bool
         Nesterov's momentum.
     weight_decay : float
@@ -78,10 +82,17 @@ class SGD:
         nesterov: bool = False,
         weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0,
     ):
-        self.values, self.views = values, views
+        self.values, self.views, self.mu = values, views, rule.proximal_mu
         self.factor = -rule.lr if pull is None else 1.0
         self.pull = rule.lr * rule.proximal_mu if pull is None else pull
         self.start, self.correction = start, correction
+
+    def set_rate(self, lr: float) -> None:
+        """Set η of the next step; a tensor `pull` keeps its memory."""
+        if isinstance(self.pull, torch.Tensor):
+            self.pull.fill_(lr * self.mu)
+        else:
+            self.factor, self.pull = -lr, lr * self.mu
 
     def step(self, gradients: Sequence[Tensor | None]) -> None:
         if self.start is not None:
@@ -127,6 +138,10 @@ class Adam:
         if len(found) < len(gradients):
             gradient.zero_()
         torch._foreach_copy_([view for view, _ in found], [one for _, one in found])
+
+    def set_rate(self, lr: float) -> None:
+        """Set the learning rate of the next step."""
+        self.rule = replace(self.rule, lr=lr)
 
     def finish(self) -> None:
         """Complete a step: its numbers differ from step to step, which a CUDA graph does not allow."""
@@ -180,11 +195,20 @@ class Foreign:
     ):
         self.own, self.model, self.parameters, self.values, self.rule = own, model, model.parameters, values, rule
         self.start, self.correction = start, correction
+        given: list[Any] = list(self.parameters)
         with calling(own.part):
-            self.inner = own.make(list(self.parameters), lr=rule.lr)
+            if next(iter(positional(own.part.object)), "") == NAMED:
+                given = [(name, one) for name, one in model.module.named_parameters() if one.requires_grad]
+            self.inner = own.make(given, lr=rule.lr)
         if not callable(getattr(self.inner, "step", None)):
             problem = f"returned {type(self.inner).__name__}, which has no step(): return a torch.optim.Optimizer"
             raise refuse_result(own.part, problem)
+
+    def set_rate(self, lr: float) -> None:
+        """Set the learning rate of the next step in all groups of parameters."""
+        with calling(self.own.part):
+            for group in self.inner.param_groups:
+                group["lr"] = lr
 
     def step(self, gradients: Sequence[Tensor | None]) -> None:
         for parameter, gradient, more in zip(self.parameters, gradients, self._further(), strict=True):
@@ -212,21 +236,44 @@ class Foreign:
 LocalOptimizer = SGD | Adam | Foreign
 
 
-def own_optimizer(config: Config) -> OwnOptimizer | None:
-    """Return the custom optimizer that a configuration chooses; None for built-in ones."""
-    from fedmpi.local.work import OwnOptimizer
+def clipped(gradients: Sequence[Tensor | None], norm: float, factor: Tensor | None = None) -> Sequence[Tensor | None]:
+    """Return the gradients scaled as by torch.nn.utils.clip_grad_norm_, times the factor; the host does not wait."""
+    found = [one for one in gradients if one is not None]
+    scale = (norm / (torch.nn.utils.get_total_norm(found) + 1e-6)).clamp_(max=1.0)
+    scaled = iter(torch._foreach_mul(found, scale if factor is None else scale * factor))
+    return [None if one is None else next(scaled) for one in gradients]
 
-    chosen = config.local.optimizer
-    if chosen.foreign:
-        return OwnOptimizer(chosen, partial(chosen.object, **chosen.options))
-    if chosen.name != "sgd" or is_plain_sgd(chosen):
-        return None
-    return OwnOptimizer(chosen, partial(torch.optim.SGD, **chosen.options))
+
+def rule_of(part: LocalTable, lr: float) -> LocalRule:
+    """Build the local rule of a configuration; SGD with options is torch's, as a custom optimizer."""
+    from fedmpi.local.work import LocalRule, OwnOptimizer
+
+    chosen, own = part.optimizer, None
+    if chosen.foreign or (chosen.name == "sgd" and not is_plain_sgd(chosen)):
+        made = chosen.object if chosen.foreign else torch.optim.SGD
+        own = OwnOptimizer(chosen, partial(made, **chosen.options))
+    return LocalRule(
+        optimizer="own" if own else "adam" if chosen.name == "adam" else "sgd",
+        own=own,
+        clip_norm=part.clip_norm,
+        lr=lr,
+        epochs=part.epochs if part.epochs is not None or part.steps is not None else 1,
+        steps=part.steps,
+        batch_size=None if part.batch_size == "all" else part.batch_size,
+        drop_last=part.drop_last,
+        **(chosen.options if chosen.name == "adam" else {}),
+    )
 
 
 def is_plain_sgd(optimizer: Component) -> bool:
     """Check whether the local optimizer is SGD without momentum and weight decay."""
     return optimizer == Component("local optimizer", "sgd")
+
+
+def rate_at(part: LocalTable, lr: float, place: int, places: int) -> float:
+    """Return the learning rate of a round, or of a step, from its place: the schedule's rate times the warm-up's."""
+    found = rate(part.schedule, part.schedule.make(), lr, place, places)
+    return found * (part.warmup_from + (1 - part.warmup_from) * min(1.0, place / part.warmup)) if part.warmup else found
 
 
 def rate(part: Component, schedule: Callable[..., Any], lr: float, round: int, rounds: int) -> float:

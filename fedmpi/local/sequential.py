@@ -24,7 +24,7 @@ from fedmpi.common.types import Ints
 from fedmpi.data.source import DataSource, Tensors, loaded_ahead
 from fedmpi.local.graphs import Graphs
 from fedmpi.local.hooks import ClientHooks, Hooks, deliver
-from fedmpi.local.optimizers import SGD, Adam, AdamState, Foreign, LocalOptimizer
+from fedmpi.local.optimizers import SGD, Adam, AdamState, Foreign, LocalOptimizer, clipped
 from fedmpi.local.traits import forward_traits
 from fedmpi.local.work import (
     ClientTask,
@@ -174,18 +174,22 @@ class SequentialEngine:
             self.model.begin_training(w, self.streams, at, task.client, rule.dropout)
             correction = None if hooks is None else hooks.correction
             fixed = not on_cpu and own is None and rule.own is None and self.model.pure
+            fixed = fixed and (not rule.rates or correction is None)
             fixed = fixed and needs_order(rule, len(y))  # else there are few steps, and as many shapes as client sizes
             factor = self._memory.factor.fill_(-rule.lr) if fixed and rule.optimizer == "sgd" else None
             optimizer = self._memory.optimizer(w, rule, state, correction, fixed)
             drawing = self.model.seeded(self.streams, at, task.client, more=own is not None or rule.own is not None)
             tokens = batch_rows(rule, len(x)) * math.prod(x.shape[1:])
-            sparse = not fixed and rule.optimizer == "sgd" and self.model.sparse_pays(tokens)
+            sparse = not fixed and rule.optimizer == "sgd" and rule.clip_norm is None and self.model.sparse_pays(tokens)
             loss_of = None if own is None else own.loss
             masked = self.model.has_dropout and self.model.masks.source is self.model.sent
             kind = rule.optimizer, masked, rule.proximal_mu > 0, correction is None
+            clip, scale = rule.clip_norm, factor if rule.clip_norm is None else None
 
             def step(batch_x: Tensor, batch_y: Tensor) -> None:
-                loss, gradients = self.model.loss_gradient(batch_x, batch_y, loss_of, factor)
+                loss, gradients = self.model.loss_gradient(batch_x, batch_y, loss_of, scale)
+                if clip is not None:
+                    gradients = clipped(gradients, clip, factor)
                 optimizer.step(gradients)
                 if on_cpu:
                     report.loss_sum += loss.item() * len(batch_y)
@@ -196,6 +200,10 @@ class SequentialEngine:
                 for batch_x, batch_y in self._batches(x, y, task, rule, round, fixed):
                     if masked:
                         self.model.sent.prepare([len(batch_y)], fixed)
+                    if rule.rates:
+                        optimizer.set_rate(rule.rates[report.steps])
+                        if factor is not None:
+                            factor.fill_(-rule.rates[report.steps])
                     if fixed:
                         self._graphs.run((kind, len(batch_y), batch_x.data_ptr()), partial(step, batch_x, batch_y))
                     else:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -20,9 +20,6 @@ from fedmpi.common.errors import ClientFailure, ComponentFailure, Divergence, Us
 from fedmpi.common.imports import innermost
 from fedmpi.common.registry import Component
 from fedmpi.common.types import Floats, Ints
-
-if TYPE_CHECKING:
-    from fedmpi.config.tables import LocalTable
 
 STEPS_DRAWN_TOGETHER = 32
 SMALL = 64
@@ -59,23 +56,17 @@ class LocalRule:
     beta2: float = 0.999
     epsilon: float = 1e-8
     own: OwnOptimizer | None = None
+    clip_norm: float | None = None  # the norm that the gradient of a batch's loss is scaled down to
+    rates: tuple[float, ...] = ()  # η of each step, if it changes; all clients then take as many steps
     dropout: bool = True  # False disables dropout layers, as in probes of clients
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
             raise ValueError("a local rule has either epochs or steps")
 
-    @classmethod
-    def scheduled(cls, part: LocalTable) -> LocalRule:
-        """Build the rule from the batches, the rate and the built-in optimizer of a configuration."""
-        return cls(
-            optimizer="adam" if part.optimizer.name == "adam" else "sgd",
-            lr=part.lr,
-            epochs=part.epochs if part.epochs is not None or part.steps is not None else 1,
-            steps=part.steps,
-            batch_size=None if part.batch_size == "all" else part.batch_size,
-            drop_last=part.drop_last,
-        )
+    def at(self, number: int) -> LocalRule:
+        """Return the rule with the learning rate of step `number` (from 1)."""
+        return replace(self, lr=self.rates[number - 1]) if self.rates else self
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,14 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
             "clients.sampler": [f"{SAMPLER}:by_norms"],
         }.items()
     },
+    **{
+        f"local.schedule_unit, {key}": ([f"{settings} local.schedule_unit=step"], [settings])
+        for key, settings in {
+            "topology": RELAYS,
+            "server.weights": LEARNS,
+            "local.algorithm": "preset=scaffold clients.count=4",
+        }.items()
+    },
     "cluster.placement, compression.error_feedback": (
         [f"{RESIDUALS} cluster.placement=shared"],
         [f"{RESIDUALS} cluster.placement=owner", "compression=int8 cluster.placement=shared"],

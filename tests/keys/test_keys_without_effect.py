@@ -36,6 +36,7 @@ NOWHERE: dict[str, list[str]] = {
     "samples.size.reuse_reports=true": [SOME, ASKED],
     "local.schedule.every=3": [f"{SOME} local.schedule=cosine"],
     "local.schedule.factor=0.5": [f"{SOME} local.schedule=inverse"],
+    "local.warmup_from=0.5": [SOME],
     "topology.clients_per_mediator=3": [SOME],
     "topology.epochs=2": [SOME],
     "topology.regroup=every-round": [SOME],

@@ -120,8 +120,29 @@ def test_a_run_takes_an_own_optimizer_at_the_rounds_own_rate_and_says_so() -> No
 @pytest.mark.parametrize("option", ["momentum=0.5", "weight_decay=0.5"])
 def test_options_of_sgd_are_those_of_torch_with_any_engine(option: str) -> None:
     found, alone = (run(*SMALL, f"local.optimizer.{option}", *more) for more in ((), ("local.engine=sequential",)))
-    assert torch.equal(found.model, alone.model)
+    assert torch.allclose(found.model, alone.model, atol=1e-6)
     assert not torch.allclose(found.model, run(*SMALL).model, atol=1e-4)
+
+
+def biases_free(named_parameters, lr, *, decay: float = 0.5):
+    """Decay weights, but no biases."""
+    groups = [
+        {"params": [(name, one)], "weight_decay": 0.0 if name.endswith("bias") else decay}
+        for name, one in named_parameters
+    ]
+    return torch.optim.SGD(groups, lr=lr)
+
+
+def test_an_own_optimizer_may_ask_for_named_parameters() -> None:
+    model, source = FlatModel(Idle().double()), InMemorySource(MIDDLE_IMAGES, SIZES, torch.float64)
+    own_rule = LocalRule("own", lr=0.02, batch_size=None, own=own(f"{OWN}:biases_free"))
+    found, plain = (
+        list(simulate(SequentialEngine, "plain", model, source, rule))[0]
+        for rule in (own_rule, LocalRule(lr=0.02, batch_size=None))
+    )
+    weight, bias = (model.layout[f"used.{name}"] for name in ("weight", "bias"))
+    assert torch.equal(found[bias], plain[bias])
+    assert relative_error(plain[weight] - found[weight], 0.02 * 0.5 * model.initial[weight]) < 1e-12
 
 
 @pytest.mark.parametrize(

@@ -263,7 +263,7 @@ def chunk_size(net: StackedNet, rows: int, rule: LocalRule, start: Tensor, extra
     cache cost more. On a GPU: as many as fit in DEVICE_SHARE of its memory, whatever other processes use. Counted are
     two copies of the samples of the largest clients (of `sizes`), one of the next ones, and the vectors of all words.
     """
-    copies = 1 if rule.optimizer == "sgd" else 5
+    copies = 1 if stack_optimizer(rule).fused else 5
     activations = start.element_size() * rows * net.values_per_row
     client_bytes = start.element_size() * (copies * net.stack_size + extra) + activations
     if start.device.type == "cpu":

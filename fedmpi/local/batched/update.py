@@ -92,7 +92,7 @@ class StackSGD(StackOptimizer):
 
 
 class StackAdam(StackOptimizer):
-    """Steps of `adam_step`."""
+    """Steps of `adam_step` on the clients' gradients, clipped if the rule says so."""
 
     fused = False
     finishes = True
@@ -106,11 +106,41 @@ class StackAdam(StackOptimizer):
             into.copy_(corrections)
 
     def finish(self, block: Block, number: int) -> None:
-        start = block.start if self.rule.proximal_mu else None
+        rule, gradient = self.rule.at(number), block.gradient
+        if rule.clip_norm is not None:  # the rows are clients
+            norms = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
+            gradient.mul_((rule.clip_norm / (norms + 1e-6)).clamp_(max=1.0))
+        self.move(rule, block, number, block.start if rule.proximal_mu else None)
+
+    def move(self, rule: LocalRule, block: Block, number: int, start: Tensor | None) -> None:
+        """Change the values by step `number`."""
         moments = block.first, block.second, block.scratch
-        adam_step(self.rule, number, block.values, block.gradient, start, block.correction, *moments)
+        adam_step(rule, number, block.values, block.gradient, start, block.correction, *moments)
 
 
-def stack_optimizer(rule: LocalRule) -> StackSGD | StackAdam:
+class StackMomentum(StackAdam):
+    """Steps of torch.optim.SGD."""
+
+    def __init__(self, rule: LocalRule):
+        super().__init__(rule)
+        self.options = {} if rule.own is None else rule.own.part.values
+
+    def move(self, rule: LocalRule, block: Block, number: int, start: Tensor | None) -> None:
+        values, gradient, momentum = block.values, block.gradient, self.options.get("momentum", 0.0)
+        if start is not None:
+            gradient.add_(torch.sub(values, start, out=block.scratch), alpha=rule.proximal_mu)
+        if block.correction is not None:
+            gradient.add_(block.correction)
+        if decay := self.options.get("weight_decay", 0.0):
+            gradient.add_(values, alpha=decay)
+        if momentum:
+            block.first.mul_(momentum).add_(gradient)
+            gradient = gradient.add_(block.first, alpha=momentum) if self.options["nesterov"] else block.first
+        values.add_(gradient, alpha=-rule.lr)
+
+
+def stack_optimizer(rule: LocalRule) -> StackOptimizer:
     """Return the optimizer of a rule."""
-    return StackSGD(rule) if rule.optimizer == "sgd" else StackAdam(rule)
+    if rule.optimizer == "adam":
+        return StackAdam(rule)
+    return StackMomentum(rule) if rule.own or rule.rates or rule.clip_norm is not None else StackSGD(rule)

@@ -1,0 +1,105 @@
+"""Local steps as torch takes them: SGD's options, clipped gradients, schedules of steps.
+
+A plain torch loop is the oracle, in float64, in the sequential and the batched engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch.optim.lr_scheduler import ChainedScheduler, CosineAnnealingLR, LinearLR
+
+from fedmpi.common.plan import Plan
+from fedmpi.common.streams import Purpose
+from fedmpi.config import load_config
+from fedmpi.core.worker import Worker
+from fedmpi.local.batched.engine import BatchedEngine
+from fedmpi.local.optimizers import rule_of
+from fedmpi.local.sequential import SequentialEngine
+from fedmpi.local.work import ClientTask, LocalRule, schedule
+from fedmpi.models.flat import FlatModel
+from tests.end_to_end.in_process import run
+from tests.local.synthetic import MIDDLE_IMAGES, STREAMS, InMemorySource, flat_model, made, relative_error, summed
+
+SIZES = np.array([20, 9, 14, 20])
+RULES = {
+    "momentum": "local.optimizer.momentum=0.9",
+    "nesterov": "local.optimizer.momentum=0.8 local.optimizer.nesterov=true local.optimizer.weight_decay=0.1",
+    "weight decay": "local.optimizer.weight_decay=0.3",
+    "clipped": "local.clip_norm=0.5",
+    "clipped momentum": "local.clip_norm=0.5 local.optimizer.momentum=0.9 local.optimizer.weight_decay=0.1",
+    "clipped Adam": "local.clip_norm=0.5 local.optimizer=adam",
+}
+
+
+def plain(
+    model: FlatModel, source: InMemorySource, tasks: list[ClientTask], rule: LocalRule, round: int
+) -> torch.Tensor:
+    """Σ coefficient · Δ by torch's own optimizers."""
+    total = torch.zeros_like(model.initial)
+    for task in tasks:
+        net = model.copy(model.initial).train()
+        options = {} if rule.own is None else rule.own.part.values
+        kind = torch.optim.Adam if rule.optimizer == "adam" else torch.optim.SGD
+        optimizer = kind(net.parameters(), lr=rule.lr, **options)
+        x, y = source.load(task.client)
+        generator = STREAMS.generator(Purpose.BATCH_ORDER, round, task.client)
+        for step, rows in enumerate(schedule(rule, len(y), generator)):
+            if rule.rates:
+                optimizer.param_groups[0]["lr"] = rule.rates[step]
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(net(x[rows]), y[rows]).backward()
+            if rule.clip_norm is not None:
+                torch.nn.utils.clip_grad_norm_(net.parameters(), rule.clip_norm)
+            optimizer.step()
+        moved = torch.cat([one.detach().reshape(-1) for one in net.parameters()]) - model.initial
+        total.add_(moved, alpha=task.coefficient)
+    return total
+
+
+@pytest.mark.parametrize("by_step", [False, True], ids=["one rate", "rates"])
+@pytest.mark.parametrize("name", [*RULES, "plain"])
+def test_steps_are_those_of_torch(name: str, by_step: bool) -> None:
+    config = load_config(None, ["clients.count=4", "local.batch_size=6", *RULES.get(name, "").split()])
+    rule = replace(rule_of(config.local, 0.05), epochs=None, steps=5)
+    rule = replace(rule, rates=(0.01, 0.05, 0.04, 0.0, 0.02)) if by_step else rule
+    model = flat_model("mlp", MIDDLE_IMAGES, torch.float64, hidden=[12])
+    source = InMemorySource(MIDDLE_IMAGES, SIZES, torch.float64)
+    tasks = [ClientTask(k, None, 1.0 / (k + 2)) for k in range(len(SIZES))]
+    expected = plain(model, source, tasks, rule, 3)
+    for kind, more in ((SequentialEngine, {}), (BatchedEngine, {"chunk": 3})):
+        found, _ = summed(made(kind, model, source, **more), model, tasks, rule, 3)
+        assert relative_error(found, expected) < 1e-12
+
+
+def test_rates_of_steps_are_those_of_torchs_schedulers() -> None:
+    options = ["local.schedule=cosine", "local.schedule_unit=step", "local.warmup=7", "local.warmup_from=0.25"]
+    config = load_config(None, ["clients.count=4", "rounds=4", "local.lr=0.3", *options])
+    worker = Worker(config, *[None] * 6, 0.0)  # type: ignore[arg-type]
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.3)
+    both = ChainedScheduler([CosineAnnealingLR(optimizer, 4 * 5), LinearLR(optimizer, 0.25, total_iters=7)])
+    expected, found = [], []
+    for round in range(4):
+        plan = Plan(round, 0.3, np.arange(2), np.ones(2), 0, normalize=True)
+        found += worker.at_steps(plan, rule_of(config.local, 0.3), 5).rates
+        for _ in range(5):
+            expected.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            both.step()
+    assert np.allclose(found, expected, rtol=1e-12)
+    merged = worker.at_steps(plan, rule_of(config.local, 0.3), 1)  # of a client that takes one step per round
+    assert merged.lr == pytest.approx(0.15 * (1 + np.cos(np.pi * 0.75)) * (0.25 + 0.75 * 3 / 7)) and not merged.rates
+
+
+def test_a_run_batches_clients_of_equal_steps_and_merges_those_of_one() -> None:
+    settings = ["data.source=digits:clients=12,alpha=0.5", "model.hidden=[6]", "clients.count=8", "rounds=3"]
+    settings += ["local.batch_size=60", "local.epochs=1", "local.schedule=cosine", "local.schedule_unit=step"]
+    found, alone = run(*settings), run(*settings, "local.engine=sequential")
+    assert "one-step clients are merged" in found.experiment.trainer.engine.description
+    assert torch.allclose(found.model, alone.model, atol=1e-6)
+    per_round = run(*settings[:-1])
+    assert not torch.allclose(found.model, per_round.model, atol=1e-4)
+    assert found.records[2]["lr"] == 0.05 and per_round.records[2]["lr"] < 0.05
