@@ -152,8 +152,8 @@ def run(
 ) -> Run:
     """Run a federated method: in a notebook, a script, a thread, or on every rank of an mpiexec.
 
-    Nothing is printed, and signal handlers stay unchanged. torch's number of threads and all global generators are
-    restored afterwards. Runs of several threads of a process wait for one another.
+    Nothing is printed. Signal handlers, torch's number of threads and all global generators are restored afterwards.
+    Runs of several threads of a process wait for one another.
 
     Parameters
     ----------
@@ -280,7 +280,7 @@ def _run(
         best = simulation.saved.best_model
         (values,) = cluster.broadcast(None if best is None else [best.numpy(force=True)])
         known["best_model"] = experiment.model.copy(torch.tensor(values, device=simulation.model.device))
-        experiment.model.begin(simulation.model)  # which the copy has replaced by the best
+        experiment.model.begin(simulation.model)  # the copy has replaced it by the best
     history, known["model"] = simulation.history, experiment.model.released()
     if recorder is None:
         known |= {"records": history.records, "clients": concatenated(history.clients)}

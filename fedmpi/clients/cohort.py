@@ -75,7 +75,7 @@ class Cohort:
     budget : int64 (m,), optional
         Number of its samples that each client uses in the round, at most all of them.
     numbers : mapping of str to float
-        Further numbers of a custom sampler for the record of the round, named sampler_NAME there.
+        Further numbers for the record of the round, named sampler_NAME there.
     """
 
     clients: Ints

@@ -1,4 +1,4 @@
-"""Features for stratification: one vector per client, gathered block by block from the clients' probe gradients.
+"""Features for stratification: one vector per client, gathered block by block from gradients or class counts.
 
 FedSSO clusters one-step model changes (Algorithm 1, lines 1-2), FedSTS and FedSTaS compressed gradients (FedSTaS,
 Algorithm 1); above a stated size a Johnson-Lindenstrauss projection of them is clustered instead.

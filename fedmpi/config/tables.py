@@ -246,7 +246,7 @@ class Norms(Table):
     """Measurement of a client: one-step-change (FedSSO), full-gradient, compressed-gradient (FedSTS), label-histogram;
     or a custom "package.module:function": (gradients (k, d)) or (class counts (k, C)) -> vectors (k, f)."""
     refresh: WholeOrZero = 1
-    """Rounds between two stratifications; 0 = once, before the first round."""
+    """Rounds between two measurements, with new strata; 0 = once, before the first round."""
     refresh_clients: Annotated[Literal["all", "selected"], OF_GRADIENTS, not_with("clients.sampler.refresh", 0)] = "all"
     """Clients whose gradients are measured again: all, or those selected in the previous round (the others keep their
     last gradient)."""

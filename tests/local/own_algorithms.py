@@ -188,7 +188,7 @@ class Halving(LocalAlgorithm):
 
 
 class Doubling(LocalAlgorithm):
-    """The loss on each sample twice, in one pass, but on none in small batches."""
+    """Algorithm whose loss uses each sample twice in one pass, or none in small batches."""
 
     def objective(self, module, x, y, client, server, generator):
         if len(x) < 3:

@@ -104,7 +104,7 @@ def built(name: str, device: torch.device) -> tuple[FlatModel, InMemorySource]:
 
 
 def trained(name: str, engine: type, rules: Sequence[LocalRule], device: torch.device, counts: Any = (4, 4)) -> Tensor:
-    """The sums of so many clients' updates in rounds of one engine."""
+    """Return the sums of the updates of `counts` clients in rounds of one engine, (rounds, d)."""
     model, source = built(name, device)
     trains, rounds = made(engine, model, source), enumerate(zip(counts, rules, strict=False))
     found = torch.stack([summed(trains, model, TASKS[:count], rule, round)[0] for round, (count, rule) in rounds])
@@ -188,7 +188,7 @@ def test_engines_name_the_device_of_every_tensor(name: str, engine: type):
         with elsewhere() as device, recorded() as graphs, watched((FlatModel, "weighted_gradient")) as seen:
             assert_alike(trained(name, engine, [rule], device), here)
         assert engine is not BatchedEngine or graphs["captured"] == 2
-        assert set(seen) <= {"kernel"}  # of a merged step
+        assert set(seen) <= {"kernel"}  # from a merged step
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -223,12 +223,12 @@ def test_a_stack_is_gone_before_a_larger_one_takes_memory(name: str, monkeypatch
     monkeypatch.setattr(Stack, "__init__", init)
     with elsewhere() as device, recorded():
         trained(name, BatchedEngine, 4 * [STEPS], device, (2, 2, 2, 4))
-    assert len(values) == 3  # with that of a trial
+    assert len(values) == 3  # one is that of a trial
 
 
 @pytest.mark.parametrize(("batch_size", "graphs"), [(4, 10), (16, 7)])
 def test_cohorts_of_all_sizes_share_few_graphs(batch_size: int, graphs: int, monkeypatch: pytest.MonkeyPatch):
-    """Steps of 1, 2, 3, 4, 6, 8 or 12 clients with so many samples; no client fills a batch of 16."""
+    """Graphs cover 1, 2, 3, 4, 6, 8 or 12 clients; no client fills a batch of 16."""
     monkeypatch.setattr(stack, "MOST_BINDINGS", 4)  # on a CPU
     sizes = np.arange(1, 13)
     tasks, rule = [ClientTask(k, None, 0.3) for k in range(12)], replace(STEPS, batch_size=batch_size)
@@ -246,7 +246,7 @@ def test_cohorts_of_all_sizes_share_few_graphs(batch_size: int, graphs: int, mon
 
 
 def test_probes_of_all_numbers_of_clients_share_few_bindings():
-    """Of 1, 2, 3, 4, 6, 8 or 12 clients."""
+    """Bindings cover 1, 2, 3, 4, 6, 8 or 12 clients."""
     sizes = np.resize(SIZES, 12)
     with elsewhere() as device:
         model = built("mlp", device)[0]
@@ -259,7 +259,7 @@ def test_probes_of_all_numbers_of_clients_share_few_bindings():
 
 @pytest.mark.parametrize(("optimizer", "vectors"), [("sgd", 2), ("adam", 6)])
 def test_tables_of_all_words_and_samples_count_as_memory(optimizer: str, vectors: int, monkeypatch: pytest.MonkeyPatch):
-    """Values and their start; for Adam also the gradient, two moments and working memory."""
+    """`vectors` are values and their start; for Adam also the gradient, two moments and working memory."""
     description, rule = replace(TEXTS, vocabulary=100_000), replace(STEPS, optimizer=optimizer)
     net, start = translate(build("text-cnn", {}, description, 1), description), torch.empty(1, device="meta")
     table = 4 * vectors * net.embedding.weight.size
@@ -282,7 +282,7 @@ def test_a_resumed_run_trains_as_many_clients_at_once_on_a_larger_gpu(tmp_path: 
 
 
 def test_what_the_host_reads_after_a_round_names_the_client():
-    """State that is not finite, and a loss that is too large."""
+    """The client has state that is not finite, or a loss that is too large."""
     with elsewhere() as device:
         model, source = built("mlp", device)
         hooks, total = make(f"{OWN}:Wrong", model, how="infinite"), FloatSum(torch.empty_like(model.initial))
@@ -339,7 +339,7 @@ def test_sequential_steps_copy_nothing_and_a_round_waits_once(name: str, optimiz
 
 
 def test_custom_objectives_may_pass_other_samples_than_the_batch():
-    """Masks of dropout are drawn for whatever the objective passes, as on a CPU."""
+    """Dropout masks are drawn for the samples that the objective passes, as on a CPU."""
 
     def found(device: torch.device) -> Tensor:
         model, source = built("cnn", device)
@@ -383,7 +383,7 @@ def test_losses_copy_nothing_in_a_step(loss: str, targets: str):
 
 @pytest.mark.parametrize("engine", RULES)
 def test_the_next_samples_are_loaded_before_these_train(engine: type, monkeypatch: pytest.MonkeyPatch):
-    """Those before them are gone by then."""
+    """Earlier samples are freed before that."""
     events: list[str] = []
     samples_of_loads: list[Any] = []
 
@@ -400,7 +400,7 @@ def test_the_next_samples_are_loaded_before_these_train(engine: type, monkeypatc
     with elsewhere() as device:
         model, samples = built("mlp", device)
         trains = made(engine, model, samples, chunk=1)
-        trains._rows = 6  # of a merged pass
+        trains._rows = 6  # per merged pass
         spy(*((Stack, "open") if engine is BatchedEngine else (FlatModel, "begin")), "train")
         loads = InMemorySource.load_positions
         monkeypatch.setattr(InMemorySource, "load_positions", load_positions)

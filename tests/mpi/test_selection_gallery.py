@@ -37,7 +37,7 @@ SMALL = (
 
 
 def mostly(view: Any) -> Any:
-    """Return the probabilities of clients to be available, 0 in a round."""
+    """Return the clients' probabilities to be available: 0.8, but 0 in round 1."""
     return np.full(len(view.sizes), 0.8 * (view.round != 1))
 
 
