@@ -195,6 +195,7 @@ def _private(c: ConfigTables) -> Rows:
     data, size, present = c.samples.sampler, c.samples.size, c.clients.availability
     sizes = 'set samples.sampler = "all" or "ratio", or "bernoulli" with a private samples.size.estimate'
     bernoulli, by_size = data.name == "bernoulli", "the samples of others by its size"
+    balanced = c.task.loss.options.get("class_weights") == "balanced"
     pooled, shared = data.foreign and bool(data.marks.get("pooled")), not data.marks.get("pooled")
     for key, broken, changes, advice in (
         ("clients.sampler", c.clients.sampler.name not in INDEPENDENT, "which others are selected", 'set "uniform"'),
@@ -205,6 +206,7 @@ def _private(c: ConfigTables) -> Rows:
         ("samples.sampler", pooled, "the samples of others", sizes),
         ("samples.budget", shared and c.samples.budget is not None, "the samples of others", "leave it out"),
         ("rebalance", c.rebalance is not None, "the copies of others' samples", "switch it off"),
+        ("task.loss.class_weights", balanced, "the class weights of others", "give numbers"),
     ):
         reason = f"one client may change {changes}, and no ε holds: {advice}"
         yield broken, f"{key} privacy.noise_multiplier", reason
@@ -216,6 +218,8 @@ def _task(c: ConfigTables) -> Rows:
     for key, chosen in (("task.loss", c.task.loss), *(("task.metrics", metric) for metric in c.task.metrics)):
         suits = " or ".join(kinds_of(chosen))
         yield not kind.fits(chosen), "task.kind", f'{key} = "{chosen.name}" is for {suits}'
+    weighs = bool(c.task.loss.options.get("class_weights"))
+    yield weighs and kind.name != "classification", "task.loss.class_weights task.kind", "it weighs classes of samples"
     no_accuracy, numbers = kind.score != "accuracy", {*_needs(c), *_needs(c, "measures")}
     by_accuracy = bool(numbers & {"accuracy", "val_accuracy"})
     aims = c.evaluation.target_accuracy is not None

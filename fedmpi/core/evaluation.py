@@ -44,7 +44,7 @@ from fedmpi.tasks.evaluation import (
     JUDGED,
     LOSS,
     RIGHT,
-    SAMPLES,
+    WEIGHT,
     Evaluation,
     client_sums,
     cut,
@@ -306,7 +306,7 @@ class ClientsView:
 
     def _scores(self, sums: Floats) -> Columns:
         """Return every client's loss and, if the task has one, accuracy; NaN if no prediction could be correct."""
-        columns = {"loss": sums[:, LOSS] / sums[:, SAMPLES]}
+        columns = {"loss": sums[:, LOSS] / sums[:, WEIGHT]}
         if has_accuracy(self.loss.kind):
             with np.errstate(invalid="ignore"):
                 columns["accuracy"] = sums[:, RIGHT] / sums[:, JUDGED]

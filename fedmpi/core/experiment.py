@@ -138,7 +138,7 @@ class Experiment:
         store = open_and_compare(cluster, config, device)
         data = RunData.of(config, cluster, streams, store, device)
         samples, description = data.samples, data.samples.description
-        loss = task_loss(config.task.loss.choice, config.task.loss.options, config.task.kind)
+        loss = task_loss(config.task.loss.choice, config.task.loss.options, config.task.kind, samples.class_counts)
         name, given = config.model.choice, config.model.options
         model = FlatModel.built(name, given, description, config.seed, device, loss)
         check_buffers(config, model)

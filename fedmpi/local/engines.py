@@ -74,6 +74,8 @@ def why_not_merged(config: Config, sequential: SequentialEngine) -> str | None:
     observer, hooks = sequential.observe, sequential.hooks
     if not is_plain_sgd(config.local.optimizer):
         return f"local.optimizer = {config.local.optimizer!r} is not linear in the gradient"
+    if config.task.loss.options.get("class_weights"):
+        return "task.loss.class_weights: each batch is divided by the sum of its weights"
     if config.local.clip_norm is not None:
         return "local.clip_norm scales each client's gradient"
     if config.topology.name == "mediators":

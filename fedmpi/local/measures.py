@@ -147,10 +147,11 @@ def _mean_gradient(model: FlatModel, x: Tensor, y: Tensor, out: Tensor, rows: in
     if len(y) < model.least:
         return
     rows -= 0 < len(y) % rows < model.least  # the last pass must not be too small
+    weights = model.loss.weights(y)
     for first in range(0, len(y), rows):
         part = slice(first, first + rows)
         _, gradients = model.loss_gradient(x[part], y[part])
-        add_gradients(views, gradients, len(y[part]) / len(y))
+        add_gradients(views, gradients, float(weights[part].sum() / weights.sum()))
 
 
 class ClientMeasures:
@@ -236,7 +237,7 @@ class ClientMeasures:
                 tally.add(outputs, y[part])
             if finite and not math.isfinite(total):
                 raise FloatingPointError("its loss is not finite: training diverged; lower local.lr")
-        n = max(len(y), 1)
+        n = float(model.loss.weights(y).sum()) or 1.0
         accuracy = tally.numbers().get("accuracy", math.nan)
         return {"loss": total / n, "loss_rms": math.sqrt(squares / n), "accuracy": accuracy}
 

@@ -31,7 +31,7 @@ OUTPUT_BYTES = 1 << 26
 """Largest number of bytes of outputs computed at once: with a large vocabulary, a few hundred samples take gigabytes.
 """
 
-LOSS, SAMPLES, RIGHT, JUDGED = range(4)
+LOSS, WEIGHT, RIGHT, JUDGED = range(4)
 """Columns of the sums per client."""
 
 
@@ -62,16 +62,17 @@ def evaluate(
     """Evaluate a module in evaluation mode."""
     was_training = module.training
     module.eval()
-    total, tally = 0.0, MetricTally(metrics, loss.kind)
+    total, weight, tally = 0.0, 0.0, MetricTally(metrics, loss.kind)
     with torch.no_grad():
         for samples in evaluation_passes(len(y), batch_size):
             labels, logits = y[samples], outputs_of(module, x[samples], part)
             total += loss.total(logits, labels)
+            weight += float(loss.weights(labels).sum())
             tally.add(logits, labels)
     module.train(was_training)
     counted = tally.sums("macro-f1").get("confusion") if loss.kind is CLASSIFICATION else None
     confusion = None if counted is None else np.asarray(counted, np.int64)
-    return Evaluation(total / len(y), tally.numbers(), confusion)
+    return Evaluation(total / weight, tally.numbers(), confusion)
 
 
 def evaluation_passes(samples: int, rows: int) -> list[slice]:
@@ -101,14 +102,13 @@ def rows_per_pass(description: DataDescription, most: int) -> int:
 def sample_scores(outputs: Tensor, targets: Tensor, loss: Loss) -> Tensor:
     """Return each sample's contribution to its client's sums."""
     losses = loss.per_sample(outputs, targets).double()
-    samples = torch.ones_like(losses)
     right = judged = torch.zeros_like(losses)
     if loss.kind.name == "multilabel":
-        right, judged = ((outputs > 0) == (targets > 0.5)).all(1), samples
+        right, judged = ((outputs > 0) == (targets > 0.5)).all(1), torch.ones_like(losses)
     elif has_accuracy(loss.kind):
         right = (outputs.argmax(-1) == targets).reshape(len(targets), -1).sum(1)
         judged = (targets != IGNORED).reshape(len(targets), -1).sum(1)
-    return torch.stack([losses, samples, right.double(), judged.double()], dim=1)
+    return torch.stack([losses, loss.weights(targets), right.double(), judged.double()], dim=1)
 
 
 def has_accuracy(kind: TaskKind) -> bool:

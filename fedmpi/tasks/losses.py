@@ -12,8 +12,9 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import numpy as np
 from pydantic import Field
 
 from fedmpi.common.calling import calling, kept_generators, refuse_result, result_tensor, takes
@@ -21,6 +22,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.imports import Later
 from fedmpi.common.registry import Component, register, resolve
 from fedmpi.common.task_kinds import CLASSIFICATION, IGNORED, KINDS, TaskKind
+from fedmpi.common.types import Ints
 from fedmpi.data.schema import DataDescription
 
 if TYPE_CHECKING:
@@ -33,14 +35,22 @@ else:
     torch, functional = Later("torch"), Later("torch.nn.functional")
 
 
+BALANCED = "balanced"
 Share = Annotated[float, Field(ge=0, le=1)]
+ClassWeights = Literal["balanced"] | tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...]
 
 
 @register("loss", "cross-entropy")
-def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+def cross_entropy(outputs: Tensor, targets: Tensor, *, class_weights: ClassWeights = ()) -> Tensor:
     """Return −log of the target's probability under the softmax of the outputs.
 
     For tokens it is the mean over the positions that count, 0 if none does.
+
+    Parameters
+    ----------
+    class_weights : list of float or "balanced"
+        A positive weight w_y for each class. All means are then Σ w_y ℓ / Σ w_y, in batches and in evaluations, as in
+        torch. "balanced": n / (C n_y) for n_y of n training samples. Empty = equal weights.
     """
     return label_smoothing(outputs, targets, smoothing=0.0)
 
@@ -114,6 +124,10 @@ class Loss:
         """Return the mean over the samples, ()."""
         return self.per_sample(outputs, targets).mean()
 
+    def weights(self, targets: Tensor) -> Tensor:
+        """Return each sample's part (b,) of the divisor of a mean, float64; its loss contains this factor."""
+        return torch.ones(len(targets), dtype=torch.float64, device=targets.device)
+
     def total(self, outputs: Tensor, targets: Tensor) -> float:
         """Return the sum over the samples."""
         return float(self.per_sample(outputs, targets).sum())
@@ -133,14 +147,52 @@ class CrossEntropyLoss(Loss):
         return float(functional.cross_entropy(outputs, targets, reduction="sum"))
 
 
+class WeightedCrossEntropy(CrossEntropyLoss):
+    """Cross-entropy with a weight per class and torch's weighted mean, Σ w_y ℓ / Σ w_y."""
+
+    def __init__(self, part: Component, options: Mapping[str, Any], counts: Ints):
+        super().__init__(part, options)
+        given, (classes, samples) = options["class_weights"], (len(counts), counts.sum())
+        if given == BALANCED:
+            given = np.where(counts, samples / (classes * np.maximum(counts, 1)), 1.0)
+        if len(given) != classes:
+            raise UserError(
+                f"task.loss.class_weights has {len(given)} weights for {classes} classes. Give one per class"
+            )
+        self.of_classes = torch.tensor(given, dtype=torch.float64)
+
+    def at(self, place: Tensor) -> Tensor:
+        """Return the weights (C,) in the type of a tensor and on its device."""
+        if (self.of_classes.dtype, self.of_classes.device) != (place.dtype, place.device):
+            self.of_classes = self.of_classes.to(place)
+        return self.of_classes
+
+    def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return functional.cross_entropy(outputs, targets, self.at(outputs), reduction="none")
+
+    def mean(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return functional.cross_entropy(outputs, targets, self.at(outputs))
+
+    def total(self, outputs: Tensor, targets: Tensor) -> float:
+        return float(functional.cross_entropy(outputs, targets, self.at(outputs), reduction="sum"))
+
+    def weights(self, targets: Tensor) -> Tensor:
+        return self.of_classes.to(targets.device)[targets].double()
+
+
 CROSS_ENTROPY = CrossEntropyLoss(resolve("loss", cross_entropy))
 
 
 def task_loss(
-    choice: Any = "cross-entropy", options: Mapping[str, Any] | None = None, kind: str = "classification"
+    choice: Any = "cross-entropy",
+    options: Mapping[str, Any] | None = None,
+    kind: str = "classification",
+    class_counts: Callable[[], Ints] | None = None,
 ) -> Loss:
-    """Return the loss of a run."""
+    """Return the loss of a run; `class_counts` returns the clients' training samples of each class (N, C)."""
     part = resolve("loss", choice)
+    if options and class_counts is not None and options.get("class_weights"):
+        return WeightedCrossEntropy(part, options, class_counts().sum(0))
     if kind == CLASSIFICATION.name and part.object is cross_entropy:
         return CrossEntropyLoss(part, options)
     return Loss(part, options, KINDS[kind])

@@ -18,7 +18,7 @@ from fedmpi.common.fairness import SPREADS
 from fedmpi.common.registry import resolve
 from fedmpi.common.task_kinds import KINDS
 from fedmpi.records.tables import Columns, drop_clients_after, read_clients, write_clients
-from fedmpi.tasks.evaluation import JUDGED, LOSS, RIGHT, SAMPLES, client_sums, cut, evaluate, has_accuracy
+from fedmpi.tasks.evaluation import JUDGED, LOSS, RIGHT, WEIGHT, client_sums, cut, evaluate, has_accuracy
 from fedmpi.tasks.losses import task_loss
 from fedmpi.tasks.metrics import Metric
 from tests.end_to_end.in_process import run_into
@@ -203,7 +203,7 @@ def test_every_kind_of_task_has_the_scores_that_its_metrics_give_client_by_clien
     loss = task_loss(KINDS[kind].loss, kind=kind)
     accuracy = Metric(resolve("metric", "accuracy"))
     sums = client_sums(module, x, y, counts, loss, rows=4)
-    assert sums[:, SAMPLES].tolist() == counts.tolist()
+    assert sums[:, WEIGHT].tolist() == counts.tolist()
     for client, (first, last) in enumerate([(0, 3), (3, 4), (4, 9)]):
         some, targets = x[first:last], y[first:last]
         judged = has_accuracy(KINDS[kind]) and not (kind == "tokens" and client == 1)

@@ -189,6 +189,14 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
     ),
     "rebalance, task.kind": (["task.kind=multilabel rebalance=true"], ["task.kind=multilabel"]),
     "topology, task.kind": (["task.kind=tokens topology=mediators"], []),
+    "task.loss.class_weights, task.kind": (
+        ["task.kind=tokens task.loss=cross-entropy task.loss.class_weights=balanced"],
+        ["task.loss.class_weights=[1,2]"],
+    ),
+    "task.loss.class_weights, privacy.noise_multiplier": (
+        [f"{NOISED} task.loss.class_weights=balanced"],
+        [f"{NOISED} task.loss.class_weights=[1,2]", f"{CLIPPED} task.loss.class_weights=balanced"],
+    ),
     "attack, task.kind": (
         [f"task.kind=tokens {ATTACK}=label-flip"],
         [f"task.kind=tokens {ATTACK}=noise", f"{RELAYS} {ATTACK}=label-flip"],

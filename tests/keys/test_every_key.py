@@ -341,6 +341,7 @@ EFFECTS: dict[str, dict[str, str]] = {
     CLIPPED: {"privacy.clip_norm": "0.02 100 model"},
     NOISED: {"privacy.noise_multiplier": "2 4 model"},
     f"{NOISED} privacy.noise_multiplier=2": {"privacy.delta": "1e-5 1e-3 record"},
+    f"{SOME} task.loss=cross-entropy": {"task.loss.class_weights": "[] balanced model"},
     f"{SOME} task.loss=label-smoothing": {"task.loss.smoothing": "0 0.5 model"},
     f"{SOME} task.metrics=top-k": {"task.metrics.k": "2 3 record"},
 }

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from fedmpi import ComponentFailure
+from fedmpi import ComponentFailure, UserError
+from fedmpi.common.streams import Purpose
 from fedmpi.local.batched.engine import BatchedEngine
 from fedmpi.local.engines import why_not_batched
 from fedmpi.local.measures import Gradients
 from fedmpi.local.merged import MergedEngine
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import forward_traits
-from fedmpi.local.work import LocalRule
+from fedmpi.local.work import LocalRule, schedule
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
 from fedmpi.tasks.evaluation import evaluate
 from fedmpi.tasks.losses import CROSS_ENTROPY, LOSS_ALONE, Loss, task_loss
+from tests.end_to_end.in_process import SMALL, run
 from tests.local.synthetic import SMALL_IMAGES, STREAMS, InMemorySource, made, relative_error, summed, tasks_of
 from tests.tasks import own_losses
 
@@ -55,6 +58,46 @@ def test_custom_cross_entropy_trains_as_the_built_in_one(engine: str):
     (expected, wanted), (update, report) = found
     assert relative_error(update, expected) < 1e-12
     assert report.loss_sum == pytest.approx(wanted.loss_sum, rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", [SequentialEngine, BatchedEngine])
+def test_class_weights_give_torchs_weighted_mean(kind: Callable):
+    given = (0.2, 3.0, 1.0, 0.5, 2.0)
+    loss = task_loss("cross-entropy", {"class_weights": given}, class_counts=lambda: np.ones((2, 5), np.int64))
+    source, model, weight = sources(), model_of(loss), torch.tensor(given, dtype=torch.float64)
+    net, tasks, rule = model.copy(model.initial), tasks_of(source), LocalRule(lr=0.1, epochs=1, batch_size=5)
+    expected, mean = torch.zeros_like(model.initial), 0.0
+    for task in tasks:
+        x, y = source.load(task.client)
+        net.load_state_dict(model.copy(model.initial).state_dict())
+        optimizer = torch.optim.SGD(net.train().parameters(), lr=0.1)
+        for rows in schedule(rule, len(y), STREAMS.generator(Purpose.BATCH_ORDER, 0, task.client)):
+            rows = slice(None) if rows is None else rows
+            optimizer.zero_grad()
+            error = torch.nn.functional.cross_entropy(net(x[rows]), y[rows], weight)
+            error.backward()
+            optimizer.step()
+            mean += error.item() * len(y[rows])
+        moved = torch.cat([one.detach().reshape(-1) for one in net.parameters()]) - model.initial
+        expected.add_(moved, alpha=task.coefficient)
+    update, report = summed(made(kind, model, source, STREAMS), model, tasks, rule)
+    assert relative_error(update, expected) < 1e-12
+    assert report.loss_sum == pytest.approx(mean, rel=1e-12)
+    net = model.copy(model.initial)
+    error = float(torch.nn.functional.cross_entropy(net(source.x), source.y, weight))
+    assert evaluate(net, source.x, source.y, 7, loss).loss == pytest.approx(error, rel=1e-12)
+
+
+def test_balanced_class_weights_follow_from_the_training_samples():
+    found = run(*SMALL, "task.loss.class_weights=balanced", "clients.count=7", evaluate=True)
+    samples = found.experiment.data_facts.samples.class_counts().sum(0)
+    weights = samples.sum() / (10 * samples)
+    again = run(*SMALL, f"task.loss.class_weights={weights.tolist()}", "clients.count=7", evaluate=True)
+    assert torch.allclose(found.model, again.model, rtol=1e-6)
+    assert found.records[-1]["test_loss"] == pytest.approx(again.records[-1]["test_loss"], rel=1e-6)
+    assert "task.loss.class_weights: each batch" in found.experiment.trainer.engine.description
+    with pytest.raises(UserError, match="has 2 weights for 10 classes"):
+        run(*SMALL, "task.loss.class_weights=[1, 2]")
 
 
 def plain_gradient(model: FlatModel, x: Tensor, y: Tensor) -> tuple[float, Tensor]:

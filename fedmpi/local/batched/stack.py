@@ -18,7 +18,7 @@ from fedmpi.local.batched.layers import Layer, Place, Slot, StackedDropout, Step
 from fedmpi.local.batched.text import Embedding, Tables
 from fedmpi.local.batched.update import Block, StackOptimizer, StackSGD
 from fedmpi.local.graphs import Graphs
-from fedmpi.tasks.losses import CROSS_ENTROPY, CrossEntropyLoss, Loss
+from fedmpi.tasks.losses import CROSS_ENTROPY, CrossEntropyLoss, Loss, WeightedCrossEntropy
 
 MOST_BINDINGS = 64
 JOIN_BELOW = 1024
@@ -321,6 +321,7 @@ class CrossEntropy:
         self._picked = place.take("picked", clients, rows, 1)
         self._minus_one = torch.full((1, 1, 1), -1.0, dtype=logits.dtype, device=logits.device)
         self._minus_one = self._minus_one.expand(clients, rows, 1)
+        self._of_classes = loss.at(logits) if isinstance(loss, WeightedCrossEntropy) else None
 
     def gradient(self, weights: Tensor | float, counted: Tensor | None, sums: Tensor) -> Tensor:
         """Return ∂/∂logits of Σ weights · loss, on a GPU its negative; add the samples' losses to `sums` (k, b, 1).
@@ -328,6 +329,12 @@ class CrossEntropy:
         `weights` (k, b, 1) are 1 / samples of the client's batch and 0 for padding, `counted` (k, b, 1) is 1 for a
         sample and 0 for padding; None = all are samples.
         """
+        if self._of_classes is not None:
+            own = self._of_classes[self._labels] if counted is None else self._of_classes[self._labels] * counted
+            share = own / own.sum(1, keepdim=True).clamp_min_(1e-30)
+            samples = len(self.labels[0]) if counted is None else counted.sum(1, keepdim=True)
+            factor = weights.sum(1, keepdim=True) if isinstance(weights, Tensor) else weights * samples
+            weights, counted = share * factor, share * samples
         torch.log_softmax(self.logits, 2, out=self._log)
         torch.gather(self._log, 2, self._labels, out=self._picked)
         if counted is None:
