@@ -10,6 +10,7 @@ import copy
 import hashlib
 import json
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -33,6 +34,9 @@ log = logging.getLogger("fedmpi")
 DIGITS = 64  # of a SHA-256
 LENGTH_BYTES = 8  # of the safetensors header's length, at the start of the file
 SET_ASIDE = ".damaged"
+WRAPPERS = ("OptimizedModule", "DataParallel", "DistributedDataParallel")
+PREFIXES = ("_orig_mod", "module")
+INSERTED = re.compile(r"(?<![^.])(_orig_mod|module)\.")
 PIECE_BYTES = 64 << 20
 """Largest size of the clients' records that rank 0 has in memory."""
 TYPES = {np.dtype(np.float32): "F32", np.dtype(np.float64): "F64"}
@@ -139,7 +143,8 @@ def _digest(head: bytes, rest: memoryview) -> str:
 
 def model_file(module: nn.Module) -> bytes:
     """Return the bytes of model.safetensors."""
-    state = module.state_dict()
+    bare = bare_names(module)
+    state = {bare[name]: value for name, value in module.state_dict().items()}
     for name, value in state.items():
         if not isinstance(value, Tensor) or value.layout is not torch.strided:
             raise UserError(f"the model cannot be saved: {name} of its state dict is not a dense tensor; leave it out")
@@ -149,10 +154,24 @@ def model_file(module: nn.Module) -> bytes:
         raise UserError(f"the model cannot be saved ({error}). Change what its state_dict holds") from error
 
 
+def bare_names(module: nn.Module) -> dict[str, str]:
+    """Return each name of a state dict without the prefixes that torch.compile and DataParallel insert."""
+    wrapped = {path for path, part in module.named_modules() if type(part).__name__ in WRAPPERS}
+    names = {}
+    for name in module.state_dict():
+        keys = name.split(".")
+        kept = [key for i, key in enumerate(keys) if key not in PREFIXES or ".".join(keys[:i]) not in wrapped]
+        names[name] = ".".join(kept)
+    return names
+
+
 def load_model(module: nn.Module, path: Path) -> None:
-    """Load the parameters of model.safetensors into a freshly built module."""
+    """Load the parameters of model.safetensors, with or without such prefixes, into a freshly built module."""
+    own = {bare: name for name, bare in bare_names(module).items()}
     try:
-        module.load_state_dict(load_file(path))
+        state = load_file(path)
+        bare = {name if name in own else INSERTED.sub("", name): value for name, value in state.items()}
+        module.load_state_dict({own.get(name, name): value for name, value in bare.items()})
     except (OSError, SafetensorError, RuntimeError) as error:
         raise UserError(f"{path} does not hold this model ({error})") from None
 

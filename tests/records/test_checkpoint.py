@@ -4,13 +4,14 @@ import logging
 import os
 import threading
 import time
+from functools import partial
 from itertools import count
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import load, load_file, save, save_file
 
 import fedmpi
 from fedmpi import UserError
@@ -18,6 +19,8 @@ from fedmpi.records.checkpoint import (
     Checkpoint,
     clients_file,
     file_digest,
+    load_model,
+    model_file,
     newest_checkpoint,
     read_checkpoint,
     save_checkpoint,
@@ -63,6 +66,23 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path):
     assert (found.next_round, found.header) == (7, written.header)
     for tensors in (found.tensors, load_file(file_of(tmp_path, 7))):  # as other tools read it
         assert all(torch.equal(tensors[name], tensor) for name, tensor in written.tensors.items())
+
+
+@pytest.mark.slow  # torch.compile takes seconds to import
+def test_models_are_saved_without_the_prefixes_of_compilers_and_loaded_with_or_without(tmp_path: Path):
+    compiled = partial(torch.compile, backend="eager")
+    layer, path = torch.nn.Linear(3, 2), tmp_path / "model.safetensors"
+    outer = torch.nn.DataParallel(torch.nn.Sequential(compiled(layer), torch.nn.Flatten()))
+    own = torch.nn.ModuleDict({"module": torch.nn.Linear(3, 2)})  # a user's own name
+    assert list(own.state_dict()) == sorted(load(model_file(own)), reverse=True)
+    path.write_bytes(model_file(outer))
+    assert sorted(load_file(path)) == ["0.bias", "0.weight"]
+    for state in ({}, outer.state_dict()):  # a file with prefixes, too
+        if state:
+            save_file({name: value.clone() + 1 for name, value in state.items()}, path)
+        for model in (compiled(torch.nn.Sequential(torch.nn.Linear(3, 2))), torch.nn.Sequential(torch.nn.Linear(3, 2))):
+            load_model(model, path)
+            assert torch.equal(next(model.parameters()), layer.weight + bool(state))
 
 
 def test_only_the_newest_are_kept_and_vectors_of_clients_as_long_as_their_checkpoint(tmp_path: Path):
