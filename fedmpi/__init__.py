@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedmpi.api import Run, load_run, run
     from fedmpi.clients.cohort import Cohort
+    from fedmpi.clients.designs import draw_without_replacement, proportional_inclusion
     from fedmpi.clients.sampler import PastRound
     from fedmpi.common.decorators import (
         aggregator,
@@ -52,11 +53,13 @@ __all__ = [
     "components",
     "compressor",
     "data_sampler",
+    "draw_without_replacement",
     "features",
     "frame",
     "load_run",
     "load_runs",
     "presets",
+    "proportional_inclusion",
     "partitioner",
     "run",
     "server_optimizer",
@@ -65,30 +68,23 @@ __all__ = [
 ]
 
 _HOMES = {
-    "ClientArrays": "fedmpi.data.arrays",
-    "Cohort": "fedmpi.clients.cohort",
-    "PastRound": "fedmpi.clients.sampler",
-    "LocalAlgorithm": "fedmpi.local.algorithms",
-    **dict.fromkeys(("Config", "presets"), "fedmpi.config"),
-    **dict.fromkeys(("ClientFailure", "ComponentFailure", "UserError"), "fedmpi.common.errors"),
-    **dict.fromkeys(("Run", "load_run", "run"), "fedmpi.api"),
-    **dict.fromkeys(("frame", "load_runs"), "fedmpi.results.loading"),
-    "components": "fedmpi.common.registry",
-    "sweep": "fedmpi.sweeps.run",
-    **dict.fromkeys(
-        (
-            "aggregator",
-            "availability",
-            "client_sampler",
-            "compressor",
-            "data_sampler",
-            "features",
-            "partitioner",
-            "server_optimizer",
-            "weights",
-        ),
-        "fedmpi.common.decorators",
-    ),
+    name: f"fedmpi.{module}"
+    for module, names in {
+        "api": "Run load_run run",
+        "clients.cohort": "Cohort",
+        "clients.designs": "draw_without_replacement proportional_inclusion",
+        "clients.sampler": "PastRound",
+        "common.decorators": "aggregator availability client_sampler compressor data_sampler features partitioner "
+        "server_optimizer weights",
+        "common.errors": "ClientFailure ComponentFailure UserError",
+        "common.registry": "components",
+        "config": "Config presets",
+        "data.arrays": "ClientArrays",
+        "local.algorithms": "LocalAlgorithm",
+        "results.loading": "frame load_runs",
+        "sweeps.run": "sweep",
+    }.items()
+    for name in names.split()
 }
 """Module of each public name."""
 

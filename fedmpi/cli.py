@@ -25,11 +25,7 @@ from fedmpi.mpi import world_rank
 from fedmpi.process.signals import STOPPED_AFTER_SAVING, Interrupt
 from fedmpi.records.provenance import refuse_other_shards, sources_of
 
-app = typer.Typer(
-    name="fedmpi",
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
+app = typer.Typer(name="fedmpi", pretty_exceptions_enable=False, rich_markup_mode=None)
 
 # ClickException of the copy of click that typer uses.
 CommandLineError: type[Exception] = typer.BadParameter.__mro__[2]
@@ -469,9 +465,7 @@ def doctor() -> int:
     return int(not examine())
 
 
-@app.command(
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
-)
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def prepare(context: typer.Context) -> int:
     """Prepare a data set. The arguments are those of `python -m data_prep`.
 

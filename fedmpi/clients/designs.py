@@ -58,24 +58,31 @@ def draw_by_norm(norms: Floats, count: int, generator: np.random.Generator, desi
     if not np.isfinite(norms).all() or (norms < 0).any():
         raise UserError("a client's gradient norm is not a finite number. Lower the learning rate or check its data")
     if design == "sequential":
-        return one_after_another(norms, count, generator)
+        return draw_without_replacement(generator, norms, count)
     return systematic(proportional_inclusion(norms, count), generator.permutation(len(norms)), generator.random())
 
 
-def proportional_inclusion(norms: Floats, count: int) -> Floats:
-    """Return π_k = min(1, c · norm_k) with Σ π_k = count.
+def proportional_inclusion(weights: Floats, count: int) -> Floats:
+    """Return inclusion probabilities π_k = min(1, c · weight_k) with Σ π_k = count, float64 (a,).
 
     Clients whose share would exceed 1 are certain; the rest is divided again until none exceeds 1. If at most `count`
-    clients have a positive norm, these are certain and the others share the rest equally.
+    clients have a positive weight, these are certain and the others share the rest equally.
+
+    Parameters
+    ----------
+    weights : float64 (a,)
+        Weight of each client, at least 0.
+    count : int
+        Expected number of clients drawn.
     """
-    positive = norms > 0
+    positive = weights > 0
     if positive.sum() <= count:
-        others = len(norms) - int(positive.sum())
+        others = len(weights) - int(positive.sum())
         return np.where(positive, 1.0, (count - positive.sum()) / max(others, 1))
     inclusion = np.where(positive, 1.0, 0.0)
     open_clients, left = np.flatnonzero(positive), count
     while True:
-        scaled = norms[open_clients] / norms[open_clients].max()
+        scaled = weights[open_clients] / weights[open_clients].max()
         inclusion[open_clients] = scaled * (left / scaled.sum())
         certain = inclusion[open_clients] >= 1.0
         if not certain.any():
@@ -102,11 +109,25 @@ def systematic(inclusion: Floats, order: Ints, start: float) -> Ints:
     return np.sort(np.concatenate([np.flatnonzero(certain), drawn]))
 
 
-def one_after_another(weights: Floats, count: int, generator: np.random.Generator) -> Ints:
-    """Draw `count` positions sequentially without replacement, with probability ∝ weight over the rest, sorted.
+def draw_without_replacement(generator: np.random.Generator, weights: Floats, count: int) -> Ints:
+    """Draw positions sequentially, each with a probability proportional to its weight among those left.
 
-    The first arrivals of independent exponential times with the weights as rates are such a sample. Weights of zero
-    come last, in random order.
+    The first arrivals of independent exponential times with the weights as rates are such a sample (Efraimidis and
+    Spirakis 2006). Weights of zero come last, in random order. The inclusion probabilities have no closed form.
+
+    Parameters
+    ----------
+    generator : numpy.random.Generator
+        Source of one number per weight.
+    weights : float64 (a,)
+        Weights, at least 0.
+    count : int
+        Number of positions; more than a draws all.
+
+    Returns
+    -------
+    int64 (min(count, a),)
+        Positions in `weights`, sorted.
     """
     arrival = generator.standard_exponential(len(weights))
     slow = weights <= 0

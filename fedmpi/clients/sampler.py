@@ -116,6 +116,11 @@ class View:
         return read_only(indices(self.present))
 
     @cached_property
+    def eligible(self) -> Ints:
+        """Available clients with samples, int64 (e,), sorted."""
+        return read_only(self.available[self.sizes[self.available] > 0])
+
+    @cached_property
     def class_counts(self) -> Ints:
         """Samples of every class held by each client, int64 (N, C)."""
         if self.counts is None:

@@ -15,8 +15,8 @@ from fedmpi.clients.designs import (
     Design,
     draw_by_norm,
     draw_uniformly,
+    draw_without_replacement,
     importance,
-    one_after_another,
     proportional_inclusion,
     uniform,
 )
@@ -58,15 +58,14 @@ def weighted_clients(view: View, *, replace: bool = True) -> Cohort:
         raise UserError(
             'clients.sampler = "weighted" needs a client with at least one sample, and none has any. Prepare other data'
         )
-    holding = view.available[view.sizes[view.available] > 0]
-    weights = view.sizes[holding]
-    if not replace or not len(holding) or not view.count:
-        return importance(view.generator, weights.astype(np.float64), holding, view.count)
+    clients, weights = view.eligible, view.sizes[view.eligible]
+    if not replace or not len(clients) or not view.count:
+        return importance(view.generator, weights.astype(np.float64), clients, view.count)
     total = int(weights.sum())
     positions = view.generator.integers(0, total, view.count)
     drawn = np.searchsorted(np.cumsum(weights), positions, side="right")
     chosen, multiplicity = np.unique(drawn, return_counts=True)
-    return Cohort(holding[chosen], view.count * (weights[chosen] / total), multiplicity.astype(np.int64))
+    return Cohort(clients[chosen], view.count * (weights[chosen] / total), multiplicity.astype(np.int64))
 
 
 @client_sampler(name="importance", needs=("norms",))
@@ -200,9 +199,8 @@ class PowerOfChoice:
 
     def candidates(self, view: View) -> Ints:
         """Draw d available clients sequentially without replacement, with probability n_k over the rest."""
-        holding = view.available[view.sizes[view.available] > 0]
-        sizes = view.sizes[holding].astype(np.float64)
-        return holding[one_after_another(sizes, max(self.size, view.count), view.generator)]
+        sizes = view.sizes[view.eligible].astype(np.float64)
+        return view.eligible[draw_without_replacement(view.generator, sizes, max(self.size, view.count))]
 
     def draw(self, view: View) -> Cohort:
         """Select the m candidates with the highest loss; in a tie those with the lower index."""

@@ -65,12 +65,7 @@ def in_proportion(weights: Ints, count: int, generator: np.random.Generator, cap
 
 
 def neyman(
-    sizes: Ints,
-    spreads: Floats,
-    count: int,
-    generator: np.random.Generator,
-    capacity: Ints,
-    every_stratum: bool,
+    sizes: Ints, spreads: Floats, count: int, generator: np.random.Generator, capacity: Ints, every_stratum: bool
 ) -> Allocation:
     """Return m_h ∝ N_h S_h (FedSTaS, Algorithm 2; Neyman 1934) in whole numbers.
 

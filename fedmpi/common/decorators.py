@@ -117,11 +117,7 @@ def data_sampler(*, pooled: bool = False, probability: str = "budget", needs: Se
 
 @_registers("weights")
 def weights(
-    *,
-    per_sample: bool | int = False,
-    normalized: bool = True,
-    averages_models: bool = False,
-    opening: str = "",
+    *, per_sample: bool | int = False, normalized: bool = True, averages_models: bool = False, opening: str = ""
 ) -> dict[str, Any]:
     """Make a function `(cohort, sizes (N,), *, options) -> coefficients (m,)` a choice for `server.weights`.
 

@@ -124,12 +124,7 @@ class Component:
     """
 
     def __init__(
-        self,
-        kind: str,
-        choice: Any,
-        given: Mapping[str, Any] | None = None,
-        own: Options | None = None,
-        key: str = "",
+        self, kind: str, choice: Any, given: Mapping[str, Any] | None = None, own: Options | None = None, key: str = ""
     ):
         self.kind, self.choice, self.key = kind, choice, key or KINDS[kind].key
         self.given: Mapping[str, Any] = {} if given is None else given

@@ -121,11 +121,7 @@ class ClientsTable(Table):
     class; or a custom "package.module:object": (view) -> a probability for each client."""
     failure_rate: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Probability that a selected client's update is lost after training."""
-    over_selection: Annotated[
-        float,
-        Field(ge=1, le=1e6),
-        not_with("devices", None),
-    ] = 1.0
+    over_selection: Annotated[float, Field(ge=1, le=1e6), not_with("devices", None)] = 1.0
     """Invite this many times the required clients, and use the updates that arrive first in simulated time."""
     attack_fraction: Annotated[Share, not_with("attack", "none")] = 0.2
     """Share of attackers among all clients; they attack whenever they are selected."""
@@ -136,11 +132,7 @@ class SizeTable(Table):
 
     estimate: Literal["exact", "randomized-response", "duchi", "piecewise"] = "exact"
     """Source of the total size on the server: exact, or an estimate from ε-LDP size reports."""
-    epsilon: Annotated[
-        Positive,
-        Field(ge=1e-6, le=500),
-        PRIVATE,
-    ] = 3.0
+    epsilon: Annotated[Positive, Field(ge=1e-6, le=500), PRIVATE] = 3.0
     """ε of one size report."""
     max_size: Annotated[Count, Field(ge=3), PRIVATE] = 300
     """M: sizes are clipped to M − 1."""

@@ -192,11 +192,7 @@ class RoundSum:
 
 
 def one_by_one(
-    cluster: Cluster,
-    model: FlatModel,
-    losses: Callable[[], ClientMeasures],
-    weighing: Weighing,
-    aggregator: Aggregator,
+    cluster: Cluster, model: FlatModel, losses: Callable[[], ClientMeasures], weighing: Weighing, aggregator: Aggregator
 ) -> SingleUpdates | None:
     """Return the object that applies functions to single updates if the configuration needs them; None for sums."""
     if aggregator.part.name != "mean":

@@ -208,13 +208,7 @@ class ClientMeasures:
         return self._scores(round, w, client, partial(self.data.load, client), False, finite=False)["loss"]
 
     def _scores(
-        self,
-        round: int,
-        w: Tensor,
-        client: int,
-        load: Callable[[], Tensors | None],
-        judged: bool,
-        finite: bool = True,
+        self, round: int, w: Tensor, client: int, load: Callable[[], Tensors | None], judged: bool, finite: bool = True
     ) -> dict[str, float]:
         """Return a client's mean and root mean square of its samples' losses in evaluation mode, and its accuracy.
 

@@ -252,15 +252,7 @@ def slice_of(rank: int, ranks: int, count: int) -> slice:
 class WindowSum:
     """Sum in a node's shared memory, by the steps above; all ranks of a node build it, then call `clear`."""
 
-    def __init__(
-        self,
-        comms: Communicators,
-        count: int,
-        dtype: np.dtype,
-        moved: BytesMoved,
-        board: Board,
-        away: bool,
-    ):
+    def __init__(self, comms: Communicators, count: int, dtype: np.dtype, moved: BytesMoved, board: Board, away: bool):
         from mpi4py import MPI
 
         self._node, self._leaders, self._nodes, self._moved = comms.node, comms.leaders, comms.nodes, moved

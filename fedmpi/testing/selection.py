@@ -212,13 +212,11 @@ CONTRACTS = {
     ),
     "aggregator": Contract(in_a_run, more=(("slices of the coordinates agree with the whole", slices_agree),)),
     "availability": Contract(
-        in_a_run,
-        more=((MANY, lambda subject: cost(world, lambda view: chances(subject.part, subject.made(), view))),),
+        in_a_run, more=((MANY, lambda subject: cost(world, lambda view: chances(subject.part, subject.made(), view))),)
     ),
     "feature": Contract(in_a_run, more=(("features of a client do not depend on others", rows_agree),)),
     "device rate": Contract(
-        in_a_run,
-        more=((MANY, lambda subject: cost(world, lambda view: rates_of(subject.part, subject.made(), view))),),
+        in_a_run, more=((MANY, lambda subject: cost(world, lambda view: rates_of(subject.part, subject.made(), view))),)
     ),
     "data sampler": Contract(
         in_a_run,

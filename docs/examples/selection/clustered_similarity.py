@@ -17,7 +17,7 @@ def one_per_group(view, *, sketch_size: int = 64) -> Cohort:
     sketch_size : int
         Values that represent an update.
     """
-    clients = view.available[view.sizes[view.available] > 0]
+    clients = view.eligible
     sizes, n = view.sizes[clients], view.sizes[clients].sum()
     if len(clients) < 2:
         return Cohort(clients, np.full(len(clients), view.count), np.full(len(clients), view.count))

@@ -24,17 +24,16 @@ class Diverse:
     def candidates(self, view) -> np.ndarray:
         before = np.nan if self.updates is None else self.updates
         self.updates = np.where(np.isnan(view.sketches), before, view.sketches)
-        self.holding = view.available[view.sizes[view.available] > 0]
-        return self.holding[np.isnan(self.updates[self.holding, 0])]
+        return view.eligible[np.isnan(self.updates[view.eligible, 0])]
 
     def draw(self, view) -> Cohort:
         fresh = view.fresh("update_sketch")
         self.updates = np.where(np.isnan(fresh), self.updates, fresh)
-        known = self.updates[self.holding]
+        known = self.updates[view.eligible]
         distances = cdist(known, known)
         nearest, chosen = np.full(len(known), np.inf), []
         for _ in range(min(view.count, len(known))):
             cost = np.minimum(distances, nearest).sum(1)
             chosen.append(int(cost.argmin()))
             nearest = np.minimum(nearest, distances[chosen[-1]])
-        return Cohort(self.holding[np.unique(chosen).astype(int)])
+        return Cohort(view.eligible[np.unique(chosen).astype(int)])

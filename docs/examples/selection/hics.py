@@ -5,7 +5,7 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.special import softmax
 from scipy.stats import entropy
 
-from fedmpi import Cohort, client_sampler
+from fedmpi import Cohort, client_sampler, draw_without_replacement
 
 
 @client_sampler(needs=("head_update",))
@@ -21,10 +21,9 @@ def balanced_first(view, *, horizon: int = 100, gamma: float = 4.0, temperature:
     temperature : float
         Temperature of the softmax of the bias's update.
     """
-    clients = view.available[view.sizes[view.available] > 0]
-    unseen = clients[view.age("head_update")[clients] < 0]
+    unseen = view.eligible[view.age("head_update")[view.eligible] < 0]
     first = view.generator.choice(unseen, min(view.count, len(unseen)), replace=False)
-    seen = np.setdiff1d(clients, unseen)
+    seen = np.setdiff1d(view.eligible, unseen)
     bias = view.last("head_update")[seen, -view.class_counts.shape[1] :]  # the layer's weight comes before
     balance = entropy(softmax(bias / temperature, axis=1), axis=1)
     group = np.zeros(len(seen), int)
@@ -34,5 +33,5 @@ def balanced_first(view, *, horizon: int = 100, gamma: float = 4.0, temperature:
         group = fcluster(tree, view.count, "maxclust") - 1
     mean = np.bincount(group, balance) / np.bincount(group)
     weight = np.exp(gamma * max(0, 1 - view.round / horizon) * mean)[group] / np.bincount(group)[group]
-    waiting = view.generator.exponential(size=len(seen)) / weight  # the shortest are draws without repetition
-    return Cohort(np.sort([*first, *seen[np.argsort(waiting)[: view.count - len(first)]]]).astype(int))
+    drawn = seen[draw_without_replacement(view.generator, weight, view.count - len(first))]
+    return Cohort(np.sort(np.concatenate([first, drawn])))

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedmpi import Cohort, client_sampler
+from fedmpi import Cohort, client_sampler, proportional_inclusion
 
 
 @client_sampler(measures=("update_norm",))
@@ -24,15 +24,6 @@ class Optimal:
     def draw(self, view) -> Cohort:
         norms = view.fresh("update_norm") * view.sizes
         clients = np.flatnonzero(norms > self.least)
-        inclusion = self.inclusion(norms[clients], view.count)
+        inclusion = proportional_inclusion(norms[clients], view.count)
         selected = view.generator.random(len(clients)) < inclusion
         return Cohort(clients[selected], inclusion[selected])
-
-    def inclusion(self, norms, count) -> np.ndarray:
-        ranks = count - len(norms) + np.arange(1, len(norms) + 1)  # m + l - n for l = 1 ... n
-        if count >= len(norms):
-            return np.ones(len(norms))
-        ordered = np.sort(norms)
-        sums = np.cumsum(ordered)
-        last = np.flatnonzero((ranks > 0) & (ranks <= sums / ordered))[-1]
-        return np.minimum(1, norms * ranks[last] / sums[last])

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedmpi import data_sampler
+from fedmpi import data_sampler, draw_without_replacement
 
 
 @data_sampler(needs=("sample_gradient_norm",))
@@ -14,6 +14,5 @@ def sample_importance(client, *, share: float = 0.2) -> np.ndarray:
     share : float
         Share of the samples to draw.
     """
-    norm = np.maximum(client.fresh("sample_gradient_norm"), 1e-12)
-    arrival = client.generator.exponential(1 / norm)  # the first ones are a sequential draw without replacement
-    return np.sort(np.argsort(arrival)[: max(1, round(share * client.expected))])
+    count = max(1, round(share * client.expected))
+    return draw_without_replacement(client.generator, client.fresh("sample_gradient_norm"), count)

@@ -43,13 +43,13 @@ class ActiveFederatedLearning:
 
     def draw(self, view: Any) -> Cohort:
         """Select clients by valuation, then others uniformly."""
-        holding = view.generator.permutation(view.available[view.sizes[view.available] > 0])
-        count, least = min(view.count, len(holding)), math.floor(self.alpha1 * len(holding) + 1e-9)
-        values = np.nan_to_num(np.sqrt(view.sizes[holding]) * view.last("loss")[holding])
+        clients = view.generator.permutation(view.eligible)
+        count, least = min(view.count, len(clients)), math.floor(self.alpha1 * len(clients) + 1e-9)
+        values = np.nan_to_num(np.sqrt(view.sizes[clients]) * view.last("loss")[clients])
         high = np.argsort(values, kind="stable")[least:]
         # the first arrivals of exponential times with rates p_k are a draw in proportion to p_k without replacement
         arrival = np.log(view.generator.standard_exponential(len(high))) - self.alpha2 * values[high]
-        first = holding[high[np.argsort(arrival)[: math.floor((1 - self.alpha3) * count + 1e-9)]]]
-        others = np.setdiff1d(holding, first)
+        first = clients[high[np.argsort(arrival)[: math.floor((1 - self.alpha3) * count + 1e-9)]]]
+        others = np.setdiff1d(clients, first)
         second = view.generator.choice(others, count - len(first), replace=False)
         return Cohort(np.sort(np.concatenate([first, second])))

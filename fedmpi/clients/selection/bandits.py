@@ -61,19 +61,13 @@ def thompson(view: Any, *, metric: Metric = "train_loss", deviation: Annotated[f
     σ² / (T_k + 1). T_k counts the rewards r of the client. Unrewarded clients draw from mean 0 and variance σ². Rewards
     are those of the sampler `ucb`.
 
-    Deviations:
-
-    - The paper plays one arm per round, here the m largest θ_k are selected.
-    - The paper's rewards are from 0 to 1, and σ = 1. Here the rewards of all rounds so far are scaled so that the
-      smallest is 0 and the largest is 1, and all clients of a round earn the same one.
-    - Rounds without the metric share the next change, and the first one with it earns no reward, as for `ucb`.
-    - Clients without samples are never selected.
+    Deviations: those of `ucb` in the rewards. The paper plays one arm per round, here the m largest θ_k are selected.
+    The paper has σ = 1.
 
     Parameters
     ----------
     metric : str
-        Number in the records of the rounds: train_loss, or a score on test or validation samples such as test_accuracy.
-        A name that contains "loss" or "error" is better if it is lower.
+        Number in the records of the rounds, as for `ucb`.
     deviation : float
         σ, standard deviation of the posterior after no reward.
     """
@@ -105,5 +99,5 @@ def _rewards(view: Any, metric: str) -> tuple[NDArray[np.int64], NDArray[np.floa
 
 def _highest(view: Any, score: NDArray[np.float64]) -> Cohort:
     """Select the available clients with samples that score highest; equal scores in random order."""
-    order = view.generator.permutation(view.available[view.sizes[view.available] > 0])
+    order = view.generator.permutation(view.eligible)
     return Cohort(np.sort(order[np.argsort(-score[order], kind="stable")[: view.count]]))

@@ -12,10 +12,7 @@ from fedmpi import Cohort, client_sampler
 
 @client_sampler(name="clustered-similarity", needs=("update_sketch",))
 def clustered_by_similarity(
-    view: Any,
-    *,
-    pool: Annotated[int, Field(ge=1)] = 1000,
-    sketch_size: Annotated[int, Field(ge=1)] = 64,
+    view: Any, *, pool: Annotated[int, Field(ge=1)] = 1000, sketch_size: Annotated[int, Field(ge=1)] = 64
 ) -> Cohort:
     """Draw one client from each of m urns of clients with similar updates (Fraboni et al. 2021, Algorithm 2).
 
@@ -46,21 +43,20 @@ def clustered_by_similarity(
     sketch_size : int
         Values of a sketch.
     """
-    holding = view.available[view.sizes[view.available] > 0]
-    sizes, urns = view.sizes[holding], view.count
-    if not len(holding) or not urns:
-        return Cohort(holding[:0], np.empty(0), holding[:0])
+    clients, sizes, urns = view.eligible, view.sizes[view.eligible], view.count
+    if not len(clients) or not urns:
+        return Cohort(clients[:0], np.empty(0), clients[:0])
     total = int(sizes.sum())
     own, balls = np.divmod(urns * sizes, total)
     urns -= int(own.sum())
     members = np.flatnonzero(balls)
-    drawn = np.repeat(np.arange(len(holding)), own)
+    drawn = np.repeat(np.arange(len(clients)), own)
     if urns:
-        group = _groups(view, holding[members], balls[members], total, pool)
+        group = _groups(view, clients[members], balls[members], total, pool)
         found = _one_per_urn(group, balls[members], urns, total, view.generator)
         drawn = np.concatenate([drawn, members[found]])
     chosen, times = np.unique(drawn, return_counts=True)
-    return Cohort(holding[chosen], view.count * (sizes[chosen] / total), times)
+    return Cohort(clients[chosen], view.count * (sizes[chosen] / total), times)
 
 
 def _groups(view: Any, clients: Any, balls: Any, most: int, pool: int) -> Any:

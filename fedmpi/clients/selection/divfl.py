@@ -72,20 +72,19 @@ class DivFL:
             self.known, self.measured = np.full_like(last, np.nan), np.full(len(age), -1)
         newer = (age >= 0) & (view.round - age >= self.measured)
         self.known[newer] = last[newer]
-        holding = view.available[view.sizes[view.available] > 0]
         everybody = self.interval is not None and view.round % self.interval == 0
-        return holding if everybody else holding[np.isnan(self.known[holding, 0])]
+        return view.eligible if everybody else view.eligible[np.isnan(self.known[view.eligible, 0])]
 
     def draw(self, view: Any) -> Cohort:
         """Select by stochastic greedy, in each group of clients separately."""
         measured = ~np.isnan((fresh := view.fresh("update_sketch"))[:, 0])
         self.known[measured], self.measured[measured] = fresh[measured], view.round
-        holding = view.available[view.sizes[view.available] > 0]
-        mixed = view.generator.permutation(holding) if len(holding) > self.pool else holding
-        groups = [np.sort(group) for group in np.array_split(mixed, -(-len(holding) // self.pool) or 1)]
-        shares = np.array_split(np.empty(min(view.count, len(holding))), len(groups))
+        clients = view.eligible
+        mixed = view.generator.permutation(clients) if len(clients) > self.pool else clients
+        groups = [np.sort(group) for group in np.array_split(mixed, -(-len(clients) // self.pool) or 1)]
+        shares = np.array_split(np.empty(min(view.count, len(clients))), len(groups))
         found = [self._greedy(g, len(m), view.generator) for g, m in zip(groups, shares, strict=True) if len(m)]
-        clients, times = (np.concatenate(parts) for parts in zip(*found or [(holding[:0],) * 2], strict=True))
+        clients, times = (np.concatenate(parts) for parts in zip(*found or [(clients[:0],) * 2], strict=True))
         order = np.argsort(clients)
         more: dict[str, Any] = {"multiplicity": times[order]} if self.assigned else {}
         return Cohort(clients[order], **more)

@@ -93,8 +93,7 @@ class FedCor:
             if t >= self.warmup:
                 self._train()
         self.losses = fresh.copy()
-        fit = view.available[view.sizes[view.available] > 0]
-        count = min(view.count, len(fit))
+        fit, count = view.eligible, min(view.count, len(view.eligible))
         if self._uniform(t) or not len(self.embedding):
             return Cohort(np.sort(view.generator.choice(fit, count, replace=False)).astype(np.int64))
         chosen = self._greedy(view.sizes / view.sizes.sum(), fit, count)

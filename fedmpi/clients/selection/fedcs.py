@@ -47,8 +47,8 @@ class FedCS:
 
     def candidates(self, view: Any) -> NDArray[np.int64]:
         """Draw the clients that report their times."""
-        holding = view.available[view.sizes[view.available] > 0]
-        return np.sort(view.generator.choice(holding, min(self.size or view.count, len(holding)), replace=False))
+        count = min(self.size or view.count, len(view.eligible))
+        return np.sort(view.generator.choice(view.eligible, count, replace=False))
 
     def draw(self, view: Any) -> Cohort:
         """Add the candidates to the schedule that still fit, the one with the least additional time first."""

@@ -73,7 +73,7 @@ class FedGS:
             self._distances = self.distances(view.class_counts)
         if self.times is None:
             self.times = np.zeros(len(view.sizes), np.int64)
-        order = view.generator.permutation(view.available[view.sizes[view.available] > 0])
+        order = view.generator.permutation(view.eligible)
         count = min(view.count, len(order))
         clients = len(self.times)
         growth = 2 * (self.times[order] - self.times.mean() - count / clients) + 1

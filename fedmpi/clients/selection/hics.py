@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from fedmpi import Cohort, UserError, client_sampler
+from fedmpi import Cohort, UserError, client_sampler, draw_without_replacement
 
 
 @client_sampler(name="hics", needs=("head_update",))
@@ -74,10 +74,9 @@ def hics(
         raise UserError(
             f"{found}, but the bias of the output layer has {classes}. Choose other layers or another model"
         )
-    holding = view.available[view.sizes[view.available] > 0]
-    unseen, count = view.age("head_update")[holding] < 0, min(view.count, len(holding))
-    first = view.generator.choice(holding[unseen], min(count, unseen.sum()), replace=False)
-    seen, more = holding[~unseen], count - len(first)
+    unseen, count = view.age("head_update")[view.eligible] < 0, min(view.count, len(view.eligible))
+    first = view.generator.choice(view.eligible[unseen], min(count, unseen.sum()), replace=False)
+    seen, more = view.eligible[~unseen], count - len(first)
     if not more:
         return Cohort(np.sort(first))
     bias = update[seen, -classes:].astype(np.float64)
@@ -105,5 +104,5 @@ def hics(
     gamma_t = gamma * max(0.0, 1 - (view.round + 1) / horizon)
     sizes = view.sizes[seen]
     chance = np.exp(gamma_t * (mean - mean.max()))[group] * sizes / np.bincount(group, sizes)[group]
-    waiting = view.generator.exponential(size=len(seen)) / chance  # the m shortest are such draws without repetition
-    return Cohort(np.sort(np.concatenate([first, seen[np.argsort(waiting, kind="stable")[:more]]])))
+    drawn = seen[draw_without_replacement(view.generator, chance, more)]
+    return Cohort(np.sort(np.concatenate([first, drawn])))

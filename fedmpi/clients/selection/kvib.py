@@ -9,17 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedmpi import Cohort, client_sampler
+from fedmpi import Cohort, client_sampler, proportional_inclusion
 
 Floats = NDArray[np.float64]
-
-
-def capped(scores: Floats, count: int) -> Floats:
-    """Return probabilities min(1, c · score) of positive scores (a,) that sum to `count`."""
-    rising, places = np.sort(scores), np.arange(1, len(scores) + 1)
-    sums, left = np.cumsum(rising), count + places - len(scores)
-    last = np.flatnonzero((left > 0) & (left * rising <= sums * (1 + 1e-12)))[-1]
-    return np.asarray(np.minimum(1.0, left[last] / sums[last] * scores))
 
 
 @client_sampler(name="k-vib", needs=("update_norm",))
@@ -67,12 +59,10 @@ class KVib:
         gained = view.sizes[new] / view.sizes.sum() * view.last("update_norm")[new]
         self.feedback[new] += gained**2 / self.stated[new]
         self.largest = self.bound or self.largest or float(gained.max(initial=0.0))
-        fit = view.available[view.sizes[view.available] > 0]
-        count = min(view.count, len(fit))
+        fit, count = view.eligible, min(view.count, len(view.eligible))
         theta = min(1.0, (len(view.sizes) / (self.horizon * view.count)) ** (1 / 3))
         scores = np.sqrt(self.feedback[fit] + self.largest**2 * len(view.sizes) / (theta * view.count))
-        best = capped(scores, count) if len(fit) and scores.all() else np.full(len(fit), count / max(len(fit), 1))
-        chance = (1 - theta) * best + theta * count / max(len(fit), 1)
+        chance = (1 - theta) * proportional_inclusion(scores, count) + theta * count / max(len(fit), 1)
         self.stated = np.zeros(len(view.sizes))
         self.stated[fit] = chance
         drawn = view.generator.random(len(fit)) < chance

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedmpi import Cohort, client_sampler
+from fedmpi import Cohort, client_sampler, proportional_inclusion
 
 Floats = NDArray[np.float64]
 
@@ -72,18 +72,8 @@ class OptimalClientSampling:
 
     def chances(self, norms: Floats, count: int) -> Floats:
         """Return the probabilities (n,) of clients with positive norms (n,), of which `count` send on average."""
-        clients = len(norms)
-        if count >= clients:
-            return np.ones(clients)
-        if self.j_max:
-            return self._approximate(norms, count)
-        ordered = np.sort(norms)
-        sums, smallest = np.cumsum(ordered), count + np.arange(1, clients + 1) - clients  # m + l − n
-        last = np.flatnonzero((smallest > 0) & (smallest <= sums / ordered))[-1]
-        exact: Floats = np.minimum(1.0, norms * (smallest[last] / sums[last]))
-        return exact
-
-    def _approximate(self, norms: Floats, count: int) -> Floats:
+        if not self.j_max or count >= len(norms):
+            return proportional_inclusion(norms, count)  # the solution of Eq 7
         chances: Floats = np.minimum(1.0, count * norms / norms.sum())
         for _ in range(self.j_max):
             below = chances < 1

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedmpi import Cohort, client_sampler
+from fedmpi import Cohort, client_sampler, draw_without_replacement
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Factor = Annotated[float, Field(ge=0)]
@@ -22,12 +22,6 @@ Floats = NDArray[np.float64]
 def at_share(values: Floats, share: float) -> float:
     """Return the value (k,) above a share of the others, rounded upwards as in the authors' code."""
     return float(np.sort(values)[min(int(share * len(values)), len(values) - 1)])
-
-
-def one_by_one(generator: np.random.Generator, clients: Ints, weights: Floats, count: int) -> Ints:
-    """Draw clients sequentially, by weight among the rest: the first of exponential arrival times."""
-    arrival = generator.standard_exponential(len(clients)) / np.maximum(weights, np.finfo(np.float64).tiny)
-    return clients[np.argsort(arrival)[:count]]
 
 
 @client_sampler(name="oort-loss", needs=("loss_rms",))
@@ -87,7 +81,7 @@ class OortByLoss:
         """Select unseen clients, and seen ones by utility."""
         if not len(self.picked):
             self.picked = np.zeros(len(view.sizes), np.int64)
-        fit = view.available[view.sizes[view.available] > 0]
+        fit = view.eligible
         if self.exclude_after is not None:
             often = np.argsort(-self.picked, kind="stable")[: int(self.exclude_most * len(self.picked))]
             fit = np.setdiff1d(fit, often[self.picked[often] > self.exclude_after])
@@ -96,16 +90,17 @@ class OortByLoss:
         share = max(self.explore_least, self.explore * self.explore_decay**view.round)
         unseen = min(len(unknown), max(int(share * count), count - len(known)))
         exploited = self._exploited(view, known, count - unseen)
-        chosen = np.sort([*exploited, *one_by_one(view.generator, unknown, self.speed(view, unknown), unseen)])
-        self.picked[chosen.astype(np.int64)] += 1
-        return Cohort(chosen.astype(np.int64))
+        explored = unknown[draw_without_replacement(view.generator, self.speed(view, unknown), unseen)]
+        chosen = np.sort(np.concatenate([exploited, explored]))
+        self.picked[chosen] += 1
+        return Cohort(chosen)
 
     def _exploited(self, view: Any, known: Ints, count: int) -> Ints:
         if not count:
             return known[:0]
         utility = self.utility(view, known)
-        cutoff = self.cutoff * np.partition(utility, len(utility) - count)[len(utility) - count]
-        return one_by_one(view.generator, known[utility >= cutoff], utility[utility >= cutoff], count)
+        high = utility >= self.cutoff * np.partition(utility, len(utility) - count)[len(utility) - count]
+        return np.asarray(known[high][draw_without_replacement(view.generator, utility[high], count)])
 
     def utility(self, view: Any, clients: Ints) -> Floats:
         """Return u_i of clients (k,) that have been seen, float64 (k,)."""

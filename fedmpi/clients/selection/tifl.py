@@ -69,8 +69,8 @@ class TierBased:
         """Return the available clients to be profiled: every I rounds all, otherwise those never profiled."""
         if self.seconds is None:
             self.seconds = np.full(len(view.sizes), np.nan)
-        holding: NDArray[np.int64] = view.available[view.sizes[view.available] > 0]
-        return holding if view.round % self.interval == 0 else holding[np.isnan(self.seconds[holding])]
+        new = np.isnan(self.seconds[view.eligible])
+        return np.asarray(view.eligible if view.round % self.interval == 0 else view.eligible[new])
 
     def draw(self, view: Any) -> Cohort:
         """Draw a tier, and clients uniformly from it."""

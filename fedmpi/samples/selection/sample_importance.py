@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from fedmpi import data_sampler
+from fedmpi import data_sampler, draw_without_replacement
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -15,10 +15,7 @@ if TYPE_CHECKING:
 
 @data_sampler(name="sample-importance", needs=("sample_gradient_norm",))
 def sample_importance(
-    client: Any,
-    *,
-    share: Annotated[float, Field(gt=0, le=1)] = 0.2,
-    threshold: Annotated[float, Field(ge=0)] = 1.5,
+    client: Any, *, share: Annotated[float, Field(gt=0, le=1)] = 0.2, threshold: Annotated[float, Field(ge=0)] = 1.5
 ) -> NDArray[np.int64]:
     """Draw a share of the client's samples in proportion to a bound of their gradient norms, if the gain is large.
 
@@ -49,9 +46,5 @@ def sample_importance(
     """
     norm = client.fresh("sample_gradient_norm")
     count = min(len(norm), max(1, int(share * client.expected + 0.5)))
-    total = norm.sum()
-    gain = np.sqrt(len(norm) * (norm**2).sum()) / total if total > 0 else 1.0
-    weights = norm if gain > threshold and total > 0 else np.ones(len(norm))
-    with np.errstate(divide="ignore"):
-        arrival = client.generator.standard_exponential(len(norm)) / weights  # the smallest ones are sequential draws
-    return np.sort(np.argsort(arrival, kind="stable")[:count])
+    gain = np.sqrt(len(norm) * (norm**2).sum()) / max(norm.sum(), np.finfo(float).tiny)
+    return draw_without_replacement(client.generator, norm if gain > threshold else np.ones(len(norm)), count)
