@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -17,10 +18,12 @@ from fedmpi.common.calling import kept_generators, seed_generators
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import Component, resolve
 from fedmpi.common.streams import Purpose, Streams
+from fedmpi.common.types import Ints
 from fedmpi.models import build
 from fedmpi.models.isolation import (
     check_memory,
     has_hooks,
+    integer_buffers,
     is_plain,
     maker_of,
     seed_held_generators,
@@ -42,8 +45,8 @@ class FlatModel:
 
     Buffers such as batch norm's statistics are communicated and averaged like parameters. The vector excludes values
     that never change or cannot be averaged: frozen parameters (requires_grad = False), integer buffers, float buffers
-    that are not finite, non-persistent buffers. The module's dropout layers
-    become those of `models.layers`.
+    that are not finite, non-persistent buffers. Integer buffers of the state dict, such as batch norm's number of
+    batches, are combined by their maximum. The module's dropout layers become those of `models.layers`.
 
     A plain module (`models.isolation`) is always the same object. For any other one, `begin` makes a fresh `module`.
     Its forward pass may store values elsewhere (`self.mean = 0.9 * self.mean + …`, `self.fc.weight.data = …`); they are
@@ -71,6 +74,8 @@ class FlatModel:
         self._fresh = maker_of(module, rebuild and (lambda: prepared(rebuild())), self.masks)
         self._viewed: tuple[Tensor, list[Tensor]] | None = None
         self._hold(module if self.plain else self._fresh())
+        self._integers = [_at(place).clone() for place in self._counted]
+        self._largest = [one.clone() for one in self._integers]  # of the clients of this round
         if not self.parameters:
             raise UserError("the model has no trainable parameters. Set requires_grad of at least one")
         self.dtype, kinds = self.parameters[0].dtype, {value.dtype for value in self._values}
@@ -105,6 +110,7 @@ class FlatModel:
         self.buffers = travelling_buffers(module)
         self._values = [*self.parameters, *self.buffers]
         self._counts = [(one, one.clone()) for one in module.buffers() if not one.is_floating_point()]
+        self._counted = integer_buffers(module)
         self.embeddings = [
             part
             for part in module.modules()
@@ -134,8 +140,39 @@ class FlatModel:
             self.module.train()  # it may leave layers in evaluation mode
         for count, first in self._counts:
             count.copy_(first)
+        for place, value in zip(self._counted, self._integers, strict=True):
+            _at(place).copy_(value)
         self.loss.begin()
         self.bind(flat)
+
+    def reset_integers(self) -> None:
+        """Forget the integer buffers of earlier clients."""
+        for largest, value in zip(self._largest, self._integers, strict=True):
+            largest.copy_(value)
+
+    def note_integers(self) -> None:
+        """Take note of the integer buffers that a client's training leaves."""
+        for place, largest in zip(self._counted, self._largest, strict=True):
+            largest.copy_(torch.maximum(largest, _at(place)))
+
+    def combine_integers(self, maxima: Callable[[Ints], Ints]) -> None:
+        """Set the integer buffers of the global model, given a function that returns the largest of all ranks."""
+        if self._largest:
+            self._set_integers(maxima(_joined(self._largest).numpy()))
+
+    def _set_integers(self, values: Ints) -> None:
+        parts = np.split(values, np.cumsum([one.numel() for one in self._integers])[:-1])
+        for one, part in zip(self._integers, parts, strict=True):
+            one.copy_(torch.from_numpy(part).view(one.shape))
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the integer buffers of the global model, for a checkpoint."""
+        return {"integers": _joined(self._integers)} if self._integers else {}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Restore the integer buffers of a checkpoint."""
+        if "integers" in state:
+            self._set_integers(state["integers"].cpu().numpy())
 
     def look(self, flat: Tensor) -> None:
         """Reset as in `begin`, for passes that must not change `flat`: modules that are not plain get a copy of it."""
@@ -228,6 +265,8 @@ class FlatModel:
         own = [p for p in made.parameters() if p.requires_grad] + travelling_buffers(made)
         for value, view in zip(own, self._cut(values), strict=True):
             value.data = view.clone()
+        for place, number in zip(integer_buffers(made), self._integers, strict=True):
+            _at(place).copy_(number)
         return _as_given(made).to("cpu")
 
     @property
@@ -295,6 +334,18 @@ class FlatModel:
         finally:
             for table, sparse in zip(self.embeddings, before, strict=True):
                 table.sparse = sparse
+
+
+def _at(place: tuple[dict[str, Tensor | None], str]) -> Tensor:
+    """Return the buffer at a place, which a forward pass may have replaced."""
+    held, name = place
+    buffer = held[name]
+    assert buffer is not None
+    return buffer
+
+
+def _joined(buffers: Sequence[Tensor]) -> Tensor:
+    return torch.cat([one.reshape(-1).long().cpu() for one in buffers])
 
 
 def _prepared(module: nn.Module, masks: Masks, device: torch.device) -> nn.Module:
