@@ -91,6 +91,8 @@ def not_with(key: str, *values: Any) -> Condition:
 def in_toml(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(in_toml, value))}]"
     return f'"{value}"' if isinstance(value, str) else f"{value}"
 
 

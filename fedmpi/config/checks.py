@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel
 
 from fedmpi.common.calling import calling
-from fedmpi.common.decorators import TRANSFERS, UPDATES
+from fedmpi.common.decorators import MEASURABLE, TRANSFERS, UPDATES
 from fedmpi.common.options import in_toml
 from fedmpi.common.task_kinds import KINDS, kinds_of
 from fedmpi.config.keys import components_of, entries
@@ -35,8 +35,8 @@ TWICE = "they say the same in two ways. Keep one of them"
 
 def contradiction(c: ConfigTables) -> str | None:
     """Return the reason why the chosen values cannot be combined, or None."""
-    groups = (_selection, _measured, _ranks, _own_updates, _by_step, _sums, _private, _task, _algorithm, _components)
-    for group in groups:
+    rounds = _selection, _measured, _ranks, _own_updates, _by_step, _sums, _private
+    for group in (*rounds, _task, _algorithm, _personal, _components):
         for broken, keys, reason in group(c):
             if broken:
                 return f"{' does not go with '.join(_given(c, key) for key in keys.split())}: {reason}"
@@ -251,6 +251,25 @@ def _algorithm(c: ConfigTables) -> Rows:
         ("attack", sends and attacks_updates(c), f'{more}. Set attack = "label-flip"'),
     ):
         yield broken, f"local.algorithm {key}", reason
+
+
+def _personal(c: ConfigTables) -> Rows:
+    """Choices that need the whole model on the server, or would move personal values with the shared ones."""
+    if not c.local.personal:
+        return
+    needs, measures = {*_needs(c)}, {*_needs(c, "measures")}
+    gradients = "norms" in needs or ("strata" in needs and not of_labels(c))
+    tried = gradients or (needs | measures) & {*MEASURABLE} or measures & {*UPDATES}
+    measured = "clients are measured on the global model, whose personal values are untrained. Choose another one"
+    for key, broken, reason in (
+        ("topology", _mediators(c), 'the whole model goes from client to client. Set topology = "star"'),
+        ("privacy.clip_norm", c.privacy.clip_norm is not None, "clients keep more than they send, so no ε holds"),
+        ("clients.sampler", bool(tried), measured),
+        ("samples.sampler", bool(c.samples.sampler.marks.get("needs")), measured),
+        ("server.weights", _learns(c), measured),
+        ("logging.diagnostics", c.logging.diagnostics, "losses are measured on the global model. Switch one off"),
+    ):
+        yield broken, f"local.personal {key}", reason
 
 
 def _components(c: ConfigTables) -> Rows:

@@ -196,6 +196,10 @@ class LocalTable(Table):
     batch. If the model has batch norm, a client with one sample does not train and counts as one without samples."""
     proximal_mu: NonNegative = 0.0
     """μ of FedProx (Li et al. 2020, Eq 2)."""
+    personal: tuple[str, ...] = ()
+    """Parameters and buffers that stay on each client: patterns (* and ?) of their names, as "head.*", or of classes of
+    layers, as "BatchNorm*". They are trained and checkpointed, but neither sent nor averaged. They start with the
+    model's initial values."""
     engine: Literal["auto", "sequential", "batched"] = "auto"
     """Training engine. auto: chosen for the model; the run log gives the engine and the reason."""
     precision: Annotated[Literal["float32", "tf32"], not_with("server.exact", True)] = "float32"

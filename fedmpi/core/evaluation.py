@@ -181,6 +181,7 @@ class ClientsView:
         self.streams, self.rows, self.layout = streams, rows, layout
         self.worker, self.engine = trainer.worker, trainer.sequential
         self.model, self.store, self.description = self.engine.model, rows.data.store, rows.data.description
+        self.hooks, self.homes = trainer.hooks, trainer.homes
         self.loss = self.model.loss
         self.used = np.zeros(len(rows.counts), np.int64)
         self._most = rows_evaluated(self.part, self.model, self.description)
@@ -204,17 +205,46 @@ class ClientsView:
         self.used[plan.clients] += 1
 
     def look(self, plan: Plan, w: Tensor) -> Columns | None:
-        """Evaluate the global model w (d,) after a round; collective, one row per client on rank 0."""
+        """Evaluate the global model w (d,), and personal models, after a round; collective, rank 0 gets the table."""
         clients, parts = self._shares(plan)
         gathered = self._gathered(parts, partial(self._evaluated, plan.round, w))
-        return None if gathered is None else self._table(plan.round, clients, gathered)
+        table = {} if gathered is None else self._table(plan.round, clients, gathered)
+        if self.hooks is not None and self.hooks.personalizes:
+            (used,) = self.cluster.broadcast([self.used] if self.cluster.is_server else None)
+            if self.homes is not None:
+                trained = clients[used[clients] > 0]
+                self.homes.bring(trained, self.layout.ranks(self.layout.owners(trained)))
+            gathered = self._gathered(self._owned(clients), partial(self._personal, plan.round, w, used))
+            if gathered is not None:
+                table |= {f"personal_{name}": column for name, column in self._scores(gathered).items()}
+        return table or None
 
     def tune(self, plan: Plan, w: Tensor) -> Columns | None:
-        """Evaluate each such client's own model, fine-tuned from w (d,). Collective; rank 0 receives table columns."""
-        gathered = self._gathered(self._shares(plan)[1], partial(self._tuned, plan, w))
+        """Evaluate each such client's own model, fine-tuned from w (d,). Collective; rank 0 receives table columns.
+
+        Personal values are those of the client, which `look` has brought to its owner.
+        """
+        clients, parts = self._shares(plan)
+        parts = self._owned(clients) if self.model.personal else parts
+        gathered = self._gathered(parts, partial(self._tuned, plan, w))
         if gathered is None:
             return None
         return {f"tuned_{name}": column for name, column in self._scores(gathered).items()}
+
+    def _owned(self, clients: Ints) -> list[Ints]:
+        """Return this rank's own among the clients, as one part."""
+        first, last = np.searchsorted(clients, self.layout.owned)
+        return [clients[first:last]]
+
+    def _personal(self, t: int, w: Tensor, used: Ints, clients: Ints) -> Floats:
+        """Return the sums (k, 4) of a part's clients, each for its personal model; NaN before the first selection."""
+        assert self.hooks is not None
+        sums = np.full((len(clients), 4), np.nan)
+        for place in np.flatnonzero(used[clients]).tolist():
+            with named_client(client := int(clients[place]), self.cluster.rank):
+                own = self.hooks.model_of(client, w)
+            sums[place] = self._evaluated(t, own, clients[place : place + 1])
+        return sums
 
     def state(self) -> dict[str, Tensor]:
         """Return how often each client was selected, for a checkpoint."""
@@ -284,13 +314,14 @@ class ClientsView:
         """Return the sums (k, 4) of a part's clients, each for its own fine-tuned model."""
         rule = replace(self.worker.rule(replace(plan, one_step=False)), epochs=self.part.fine_tune, steps=None)
         sums = np.empty((len(clients), 4))
-        self._point = torch.empty_like(w) if self._point is None else self._point
+        self._point = torch.empty_like(self.model.whole) if self._point is None else self._point
         tasks = [ClientTask(client, None, 0.0, visit=FINE_TUNING) for client in clients.tolist()]
         samples = loaded_ahead(self.engine.load, tasks, w.device)
         for place, task in enumerate(tasks):
             with named_client(task.client, self.cluster.rank):
-                self.engine.advance(self._point.copy_(w), task, rule, plan.round, samples)
-                check_update(self._point - w, rule.lr)
+                start = self.hooks.model_of(task.client, w) if self.hooks and self.model.personal else w
+                self.engine.advance(self._point.copy_(start), task, rule, plan.round, samples)
+                check_update(self._point - start, rule.lr)
             sums[place] = self._evaluated(plan.round, self._point, clients[place : place + 1])
         return sums
 
@@ -316,11 +347,12 @@ class ClientsView:
 def facts_of(table: Columns) -> Record:
     """Return the record entries on the clients evaluated after a round: `spread_over_clients` of every score."""
     facts: Record = {}
-    for score in ("accuracy", "loss", "tuned_accuracy", "tuned_loss"):
+    for score in ("accuracy", "loss", "tuned_accuracy", "tuned_loss", "personal_accuracy", "personal_loss"):
         if score not in table:
             continue
         values, samples = table[score], table["samples"].astype(np.float64)
-        known = np.ones(len(values), bool) if score.endswith("loss") else ~np.isnan(values)
+        trained = table["times_used"] > 0 if score.startswith("personal") else np.ones(len(values), bool)
+        known = trained if score.endswith("loss") else trained & ~np.isnan(values)
         if known.any():
             measures = spread_over_clients(
                 values[known], samples[known], "smallest" if score.endswith("loss") else "largest"

@@ -140,6 +140,7 @@ def summary_facts(experiment: Experiment) -> Record:
         "ranks": cluster.size,
         "clients": len(data.sizes),
         "parameters": experiment.model.trainable,
+        **({"personal_values": experiment.model.personal} if experiment.model.personal else {}),
         "data": asdict(data.description),
         "engine": engine.description,
         **({"clients_at_once": experiment.model.clients_at_once} if experiment.model.clients_at_once else {}),

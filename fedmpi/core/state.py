@@ -32,8 +32,8 @@ class SavedState:
 
     Tensors: the model; that of the best round so far; the moments of the server optimizer; the server's vectors of the
     local algorithm; the strata, the accounts, the workers' speeds and the sampler's numbers (`Decisions`); the state of
-    sampler, weights and aggregator; integer buffers of the model; how often clients were selected; and the residuals of
-    compression. Clients' vectors of the local algorithm are in a separate file.
+    sampler, weights and aggregator; how often clients were selected; and the residuals of compression. Clients'
+    vectors of the local algorithm and their personal values are in a separate file.
     """
 
     def __init__(self, experiment: Experiment, recorder: Recorder | None):
@@ -93,7 +93,7 @@ class SavedState:
         if self.recorder is not None:
             self.recorder.saved()  # wait for the previous checkpoint, and tidy up the folder
         with writing(self.recorder.folder) if self.recorder else nullcontext():
-            if self.hooks is not None and self.hooks.client_state:
+            if self.hooks is not None and self.hooks.kept:
                 path = None if self.recorder is None else clients_file(self.recorder.checkpoints, next_round)
                 if digest := save_records(self.cluster, self.hooks.state, path):
                     header["clients"] = digest
@@ -150,7 +150,6 @@ class SavedState:
         return {
             **{f"server.{name}": value for name, value in self.optimizer.state().items()},
             **self.decisions.state(),
-            **{name: value for part in self.experiment.shared for name, value in part.state().items()},
             **{name: value for part in self.experiment.remembering for name, value in part.state().items()},
             **({} if self.view is None else self.view.state()),
             **({} if self.hooks is None else self.hooks.server_tensors()),
@@ -161,7 +160,6 @@ class SavedState:
         """Send rank 0's checkpoint to every rank; return the first round and the model, if there is one."""
         names = ["model", *(f"server.{name}" for name in self.optimizer.names), *RESIDUALS]
         names += [] if self.hooks is None else self.hooks.server_tensors()
-        names += [name for part in self.experiment.shared for name in part.state()]
         arrays = None
         if self.cluster.is_server:
             saved = checkpoint.tensors if checkpoint else {}
@@ -177,8 +175,6 @@ class SavedState:
             log.info("at most %d clients train at once, as in all rounds of this run", self.net.clients_at_once)
         moments = {name.removeprefix("server."): t for name, t in tensors.items() if name.startswith("server.")}
         self.optimizer.load(moments, int(received[0][0]))
-        for shared in self.experiment.shared:
-            shared.load(tensors)
         if self.hooks is not None:
             self.hooks.load_server(tensors)
         if self.transport is not None:
@@ -205,7 +201,7 @@ class SavedState:
 
         Rank 0 also sends the run's folder, which stores vectors that do not fit into memory.
         """
-        if self.hooks is None or not self.hooks.client_state:
+        if self.hooks is None or not self.hooks.kept:
             return
         layout, state = self.experiment.layout, self.hooks.state
         name = os.fsencode(self.recorder.folder.resolve()) if self.recorder is not None else b""

@@ -261,7 +261,7 @@ class Trainer:
         self.layout, self.loss = self.worker.layout, self.sequential.model.loss
         self._began = self._explained = False
         self.homes: Homes | None = None
-        if self.hooks is not None and self.hooks.client_state and self.layout.shared:
+        if self.hooks is not None and self.hooks.kept and self.layout.shared:
             self.homes = Homes(self.cluster, self.hooks.state, len(self.worker.sizes))
 
     @property
@@ -289,7 +289,6 @@ class Trainer:
         if self.worker.seen is not None:
             self.worker.seen.start = model
         rule = self.worker.rule(plan)
-        self.sequential.model.reset_integers()
         with self.loss.kept_generators():
             done = self._trained(plan, model, rule, total, trial)
         if self.hooks is not None:
@@ -297,8 +296,7 @@ class Trainer:
         return replace(done, cost=self.worker.cost(plan, done.report), steady=not first)
 
     def check(self, plan: Plan, sums: dict[str, float]) -> None:
-        """Compare the work of all ranks with the plan (`reduce.check_work`), and combine the integer buffers."""
-        self.sequential.model.combine_integers(self.cluster.maxima)
+        """Compare the round's work, summed over all ranks, with the plan; see `reduce.check_work`."""
         trainable = self.worker.sizes_of(plan) >= self.sequential.model.least
         expected = int(np.count_nonzero(trainable)) if self.worker.uses_all(plan) else None
         check_work(plan, sums, expected, visits(self.config) if len(plan.mediators) else None)

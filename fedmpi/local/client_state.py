@@ -28,11 +28,18 @@ class ClientState:
     """Kept vectors of one rank's clients.
 
     A record (all vectors of a client) stays where it was first written: on a GPU up to `DEVICE_SHARE`, in host memory
-    up to the limit (pinned for a GPU), else in a temporary file without a name, which vanishes with the process.
+    up to the limit (pinned for a GPU), else in a temporary file without a name, which vanishes with the process. A
+    client without a record has the values of `initial` (vectors, d), by default zeros.
     """
 
     def __init__(
-        self, names: Sequence[str], values: int, dtype: torch.dtype, memory: float, device: torch.device | str = "cpu"
+        self,
+        names: Sequence[str],
+        values: int,
+        dtype: torch.dtype,
+        memory: float,
+        device: torch.device | str = "cpu",
+        initial: Tensor | None = None,
     ):
         self.names, self.values, self.device = tuple(names), values, torch.device(device)
         self.dtype: np.dtype[np.generic] = np.dtype(np.float64 if dtype == torch.float64 else np.float32)
@@ -43,6 +50,7 @@ class ClientState:
         self._rooms = {place: int(limit // max(self.record_bytes, 1)) for place, limit in limits.items()}
         self.room = sum(self._rooms.values())
         self.folder: Path | None = None
+        self._initial = torch.zeros(1, dtype=dtype, device=device) if initial is None else initial
         self._kept: dict[int, Tensor] = {}
         self._places: dict[int, int] = {}
         self._free: list[int] = []
@@ -64,12 +72,12 @@ class ClientState:
         return np.asarray(self.tensor(client).cpu())
 
     def tensor(self, client: int) -> Tensor:
-        """Return a client's record (vectors, d) on the device, zeros if it has none; not a copy if it is kept there."""
+        """Return a client's record (vectors, d) on the device, new if it has none; not a copy if it is kept there."""
         if client in self._kept:
             return self._kept[client].to(self.device, non_blocking=True)
         empty = np.empty((len(self.names), self.values), self.dtype)
         if client not in self._places:
-            return torch.zeros_like(torch.from_numpy(empty), device=self.device)
+            return self._initial.expand(len(self.names), self.values).clone()
         with self._at(self._places[client]) as file:
             if file.readinto(empty.data.cast("B")) < self.record_bytes:
                 raise OSError("the file ends too early")

@@ -22,6 +22,7 @@ from fedmpi.config import Config
 from fedmpi.config.tables import local_algorithm, names_in
 from fedmpi.local.algorithms import LocalAlgorithm, Totals, Vectors, Work, misnamed, vector_like
 from fedmpi.local.client_state import ClientState
+from fedmpi.local.optimizers import is_plain_sgd
 from fedmpi.local.work import ClientTask, LocalRule, Observer, RoundJob
 from fedmpi.models.flat import FlatModel
 
@@ -56,7 +57,7 @@ class Hooks:
     ):
         self.part, self.algorithm, self.model = part, algorithm, model
         self.streams, self.population, self.exact = streams, population, exact
-        self.client_state = declared(part, algorithm, "client_state", ("index", "round", "samples"))
+        self.client_state = declared(part, algorithm, "client_state", ("index", "round", "samples", "personal"))
         self.server_state = declared(part, algorithm, "server_state", ("model", "round"))
         self.sums = declared(part, algorithm, "sums")
         self.numbers = declared(part, algorithm, "numbers", self.sums)
@@ -68,7 +69,12 @@ class Hooks:
             problem = f"has proximal_mu = {self.proximal_mu!r}: the weight of the pull is a finite number, 0 or more"
             raise UserError(f"{part.key} = {part.name!r} {problem}")
         self.corrects = overrides(algorithm, "correction")
-        self.finishes = overrides(algorithm, "finish") or bool(self.client_state)
+        self.kept = dict.fromkeys(self.client_state, model.size)
+        """Lengths of the vectors of a client's record."""
+        if model.personal:
+            self.kept["personal"] = model.personal
+        self.personalizes = model.personal > 0
+        self.finishes = overrides(algorithm, "finish") or bool(self.kept)
         self.own_loss = algorithm.objective is not None
         self.steps_server = overrides(algorithm, "server_step")
         if (self.sums or self.numbers) and not overrides(algorithm, "finish"):
@@ -76,7 +82,7 @@ class Hooks:
         for name, given in HOOKS.items():
             if overrides(algorithm, name):
                 takes(part, getattr(algorithm, name), *given, method=name)
-        self.state = ClientState(self.client_state, model.size, model.dtype, memory, model.device)
+        self.state = self._state(memory)
         self.server = {name: torch.zeros_like(model.initial) for name in self.server_state}
         self.totals: dict[str, float] = {}
         self._accumulators: Mapping[str, Accumulator] = {}
@@ -86,17 +92,28 @@ class Hooks:
             with calling(part):
                 algorithm.start(model.copy(model.initial), model.layout, streams.generator(Purpose.ALGORITHM_START))
 
+    def _state(self, memory: float) -> ClientState:
+        """Return the store of the clients' records: one row per vector, or one row of all if they differ in length."""
+        model, names, values = self.model, self.client_state, self.model.size
+        if not model.personal:
+            return ClientState(names, values, model.dtype, memory, model.device)
+        zeros = model.initial.new_zeros(len(names) * values)
+        initial = torch.cat([zeros, model.personal_of(model.whole)])
+        return ClientState((", ".join(self.kept),), len(initial), model.dtype, memory, model.device, initial)
+
     @property
     def alone(self) -> str | None:
         """Return why every client must do its own work, or None if clients may be merged into one gradient."""
         own = {"correction": self.corrects, "finish": self.finishes, "objective": self.own_loss}
         hook = next((name for name, there in own.items() if there), None)
+        if self.model.personal:
+            return "local.personal: each client has its own values"
         return hook and f"local.algorithm = {self.part.name!r} has its own {hook}() for each client"
 
     @property
     def description(self) -> str:
         """Describe the algorithm's state for the run log, and attributes that are probably misspelled."""
-        kept = [f"state of up to {self.state.room} clients in memory"] if self.client_state else []
+        kept = [f"state of up to {self.state.room} clients in memory"] if self.kept else []
         odd = [f"has {name!r}, which nothing reads (or {meant}?)" for name, meant in misnamed(self.algorithm).items()]
         return "; ".join((self.part.name, *kept, *odd))
 
@@ -110,7 +127,7 @@ class Hooks:
     def open(self, task: ClientTask, samples: int) -> ClientHooks:
         """Open a client's state and correction before its local steps."""
         facts = {"index": task.client, "round": self._round, "samples": samples}
-        record = self.state.tensor(task.client) if self.client_state else None  # hooks may change it in place
+        record = self.state.tensor(task.client) if self.kept else None  # hooks may change it in place
         return ClientHooks(self, task, record, facts, self._seen)
 
     def add(self, returned: Any) -> None:
@@ -142,9 +159,17 @@ class Hooks:
         self._kept += [(client, name, vector.sum()) for name, vector in vectors.items()]
         if record.device.type == "cpu":
             self.settle()
-        rows = zip(record.unbind(0), vectors.values(), strict=True)
+        rows = zip(self.rows(record).values(), vectors.values(), strict=True)
         within = all(row.data_ptr() == own.data_ptr() and own.is_contiguous() for row, own in rows)
-        self.state.put(client, record if within else torch.stack([*vectors.values()]))
+        self.state.put(client, record if within else torch.cat([*vectors.values()]).view(record.shape))
+
+    def rows(self, record: Tensor) -> dict[str, Tensor]:
+        """Return the vectors of a record by name."""
+        return dict(zip(self.kept, torch.split(record.reshape(-1), [*self.kept.values()]), strict=True))
+
+    def model_of(self, client: int, shared: Tensor) -> Tensor:
+        """Return the whole vector of the model that evaluates a client at the shared values (d,)."""
+        return self.model.joined(shared, self.rows(self.state.tensor(client))["personal"])
 
     def settle(self) -> None:
         """Check the sums of the state kept since the last call; on a GPU the host waits for them once per round."""
@@ -198,8 +223,17 @@ class ClientHooks:
         self.hooks, self.task, self.server, self._record = hooks, task, server, record
         round = task.stream_round(hooks._round)
         self.generator = hooks.streams.later(Purpose.ALGORITHM, round, task.client)  # in the order of the hooks' calls
-        rows = () if record is None else record.unbind(0)
-        self.client = Vectors("client", dict(zip(hooks.client_state, rows, strict=True)), facts)
+        self.client = Vectors("client", {} if record is None else hooks.rows(record), facts)
+
+    @property
+    def personal(self) -> Tensor | None:
+        """Personal values (p,) of the client, None if the model has none."""
+        found: Tensor | None = self.client._vectors.get("personal")
+        return found
+
+    @personal.setter
+    def personal(self, values: Tensor) -> None:
+        self.client.personal.copy_(values)
 
     @cached_property
     def correction(self) -> Tensor | None:
@@ -264,12 +298,20 @@ def deliver(
 
 
 def make_hooks(config: Config, model: FlatModel, streams: Streams, population: int) -> Hooks | None:
-    """Build the hooks of the configured algorithm; None for plain local steps."""
+    """Build the hooks of the configured algorithm; None for plain local steps without personal values."""
     chosen = local_algorithm(config)
-    if chosen is None:
+    if chosen is None and not model.personal:
         return None
+    part, algorithm = chosen or (config.local.algorithm, config.local.algorithm.make())
     memory = config.cluster.state_memory * 2**30
-    return Hooks(*chosen, model, streams, population, memory, config.server.exact)
+    hooks = Hooks(part, algorithm, model, streams, population, memory, config.server.exact)
+    pulls = hooks.corrects or hooks.proximal_mu > 0 or config.local.proximal_mu > 0
+    if model.personal and pulls and not is_plain_sgd(config.local.optimizer):
+        raise UserError(
+            f"local.optimizer = {config.local.optimizer.name!r} cannot leave the values of local.personal out of a "
+            'proximal term or a correction. Set local.optimizer = "sgd"'
+        )
+    return hooks
 
 
 def overrides(algorithm: LocalAlgorithm, name: str) -> bool:

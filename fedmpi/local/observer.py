@@ -112,7 +112,7 @@ class UpdateNumbers:
     @cached_property
     def _head(self) -> list[slice]:
         """Positions of the parameters that match `layers`, by default those of the last module that has any."""
-        layout = dict([*self.model.layout.items()][: len(self.model.parameters)])
+        layout = {name: at for name, at in self.model.layout.items() if at.stop <= self.model.trainable}
         output = [*layout][-1].rpartition(".")[0]
         if self.layers is None:
             return [place for name, place in layout.items() if name.rpartition(".")[0] == output]

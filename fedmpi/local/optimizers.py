@@ -43,7 +43,7 @@ class AdamState:
     @classmethod
     def fresh(cls, model: FlatModel) -> AdamState:
         """Build a state before the first step."""
-        zeros = torch.zeros(model.trainable, dtype=model.dtype, device=model.device)
+        zeros = torch.zeros(model.trained, dtype=model.dtype, device=model.device)
         return cls(zeros, zeros.clone(), torch.empty_like(zeros), torch.empty_like(zeros))
 
     def reset(self) -> None:

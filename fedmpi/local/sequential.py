@@ -105,9 +105,11 @@ class SequentialEngine:
         samples = loaded_ahead(self.load, tasks, job.start.device)
         for task in tasks:
             client = self.hooks_of(task)
-            w = self._memory.vector.copy_(job.start)
+            w = self.model.joined(job.start, client.personal if client else None, self._memory.vector)
             done = self.advance(w, task, job.rule, job.round, samples, hooks=client, wait=on_cpu)
-            delta = w.sub_(job.start)
+            if client is not None and client.personal is not None:
+                client.personal = self.model.personal_of(w)
+            delta = w[self.model.shared].sub_(job.start)
             if not on_cpu:
                 unread.append((task, torch.stack([self._memory.losses, delta.dot(delta).double()])))
             if at_once:
@@ -212,7 +214,6 @@ class SequentialEngine:
                         optimizer.finish()
                     report.steps += 1
                     report.loss_count += len(batch_y)
-            self.model.note_integers()
             if given is not w:
                 given.copy_(w)
             if wait:
@@ -265,7 +266,7 @@ class WorkingMemory:
 
     def __init__(self, model: FlatModel):
         self.model = model
-        self.vector = torch.empty_like(model.initial)
+        self.vector = torch.empty_like(model.whole)
         self.losses = torch.zeros((), dtype=torch.float64, device=model.device)
         self.factor, self.pull = torch.empty(2, dtype=model.dtype, device=model.device)
         self._start, self._correction = self.vector.new_empty(2, model.trainable)  # untouched pages cost nothing
@@ -278,13 +279,14 @@ class WorkingMemory:
         self, w: Tensor, rule: LocalRule, state: AdamState | None, correction: Tensor | None, fixed: bool
     ) -> LocalOptimizer:
         """Return the optimizer of one client's work on `w`; all `fixed` ones share their memory and numbers."""
-        values = w[: self.model.trainable]
-        start = self._start.copy_(values) if rule.proximal_mu else None
+        values = w[: self.model.trained]
+        shared = values[self.model.shared.start :]  # the proximal term and corrections are for shared values
+        start = self._start.copy_(shared) if rule.proximal_mu else None
         if rule.optimizer == "sgd":
             if fixed and correction is not None:
                 correction = torch.mul(correction, -rule.lr, out=self._correction)
             pull = self.pull.fill_(rule.lr * rule.proximal_mu) if fixed else None
-            return SGD(values, self.model.views(w), rule, start, correction, pull)
+            return SGD(shared, self.model.views(w), rule, start, correction, pull)
         if rule.own is not None:
             return Foreign(rule.own, self.model, values, rule, start, correction)
         if state is None:

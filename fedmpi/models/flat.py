@@ -5,11 +5,11 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from functools import cached_property, partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -18,12 +18,10 @@ from fedmpi.common.calling import kept_generators, seed_generators
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import Component, resolve
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.common.types import Ints
 from fedmpi.models import build
 from fedmpi.models.isolation import (
     check_memory,
     has_hooks,
-    integer_buffers,
     is_plain,
     maker_of,
     seed_held_generators,
@@ -45,8 +43,12 @@ class FlatModel:
 
     Buffers such as batch norm's statistics are communicated and averaged like parameters. The vector excludes values
     that never change or cannot be averaged: frozen parameters (requires_grad = False), integer buffers, float buffers
-    that are not finite, non-persistent buffers. Integer buffers of the state dict, such as batch norm's number of
-    batches, are combined by their maximum. The module's dropout layers become those of `models.layers`.
+    that are not finite, non-persistent buffers. The module's dropout layers
+    become those of `models.layers`.
+
+    Parameters and buffers that match a pattern of `personal` by name or layer class stay on the clients. Then `size`,
+    `trainable`, `initial` and `layout` describe the shared values, which are communicated. The module is bound to the
+    whole vector: personal parameters, shared parameters, shared buffers, personal buffers; see `joined`.
 
     A plain module (`models.isolation`) is always the same object. For any other one, `begin` makes a fresh `module`.
     Its forward pass may store values elsewhere (`self.mean = 0.9 * self.mean + …`, `self.fc.weight.data = …`); they are
@@ -60,8 +62,10 @@ class FlatModel:
         loss: Loss = CROSS_ENTROPY,
         part: Component | None = None,
         rebuild: Callable[[], nn.Module] | None = None,
+        personal: Sequence[str] = (),
     ):
         check_memory(module)
+        self._patterns = personal
         self.loss, self.part, self.device = loss, part, torch.device(device)
         self.plain, self.hooked = is_plain(module), has_hooks(module)
         self.pure = self.plain and not loss.part.foreign  # a step depends on its samples, parameters and masks alone
@@ -74,8 +78,6 @@ class FlatModel:
         self._fresh = maker_of(module, rebuild and (lambda: prepared(rebuild())), self.masks)
         self._viewed: tuple[Tensor, list[Tensor]] | None = None
         self._hold(module if self.plain else self._fresh())
-        self._integers = [_at(place).clone() for place in self._counted]
-        self._largest = [one.clone() for one in self._integers]  # of the clients of this round
         if not self.parameters:
             raise UserError("the model has no trainable parameters. Set requires_grad of at least one")
         self.dtype, kinds = self.parameters[0].dtype, {value.dtype for value in self._values}
@@ -84,10 +86,15 @@ class FlatModel:
                 f"the model's values are {' and '.join(sorted(map(str, kinds)))}, which no engine trains. Build all in "
                 "float32, and call its layers in a torch.autocast block for products in lower precision"
             )
-        self.trainable = sum(p.numel() for p in self.parameters)
-        self.size = self.trainable + sum(b.numel() for b in self.buffers)
-        self.has_buffers, self.has_dropout = bool(self.buffers), has_dropout(module)
-        self.initial = torch.cat([value.detach().reshape(-1) for value in self._values])
+        before, self.trainable, buffers, after = (sum(map(Tensor.numel, part)) for part in self._parts(self.module))
+        self.size, self.trained, self.personal = self.trainable + buffers, before + self.trainable, before + after
+        self.shared = slice(before, before + self.size)
+        """Positions of the shared values in the whole vector; its first `trained` values change in local steps."""
+        self._check_patterns(self.module)
+        self.has_buffers, self.has_dropout = buffers > 0, has_dropout(module)
+        self.whole = torch.cat([value.detach().reshape(-1) for value in self._values])
+        """Initial values of the whole vector."""
+        self.initial = self.whole[self.shared]
 
     @classmethod
     def built(
@@ -98,19 +105,19 @@ class FlatModel:
         seed: int,
         device: torch.device | str = "cpu",
         loss: Loss = CROSS_ENTROPY,
+        personal: Sequence[str] = (),
     ) -> FlatModel:
         """Build the freshly initialized model of a configuration."""
         make, part = partial(build, name, options, description, seed), resolve("model", name)
-        return cls(make(), device, loss, part if part.foreign else None, make)
+        return cls(make(), device, loss, part if part.foreign else None, make, personal)
 
     def _hold(self, module: nn.Module) -> None:
         """Make this the current module."""
         self.module = module
-        self.parameters = [p for p in module.parameters() if p.requires_grad]
-        self.buffers = travelling_buffers(module)
-        self._values = [*self.parameters, *self.buffers]
+        own, shared, buffers, own_buffers = self._parts(module)
+        self.parameters, self.buffers = own + shared, buffers + own_buffers
+        self._values = self.parameters + self.buffers
         self._counts = [(one, one.clone()) for one in module.buffers() if not one.is_floating_point()]
-        self._counted = integer_buffers(module)
         self.embeddings = [
             part
             for part in module.modules()
@@ -119,9 +126,37 @@ class FlatModel:
         ]
         self._bound: Tensor | None = None
         self._views: list[Tensor] = []
-        own = {id(buffer) for buffer in self.buffers}
+        kept = {id(buffer) for buffer in self.buffers}
         places = [(part._buffers, name, one) for part in module.modules() for name, one in part._buffers.items()]
-        self._places = [(held, name, one) for held, name, one in places if one is not None and id(one) in own]
+        self._places = [(held, name, one) for held, name, one in places if one is not None and id(one) in kept]
+
+    def _parts(self, module: nn.Module) -> list[list[Tensor]]:
+        """Return a module's personal parameters, shared parameters, shared buffers and personal buffers."""
+        parts: list[list[Tensor]] = [[], [], [], []]
+        own: set[int] = set()
+        for layer, part in module.named_modules() if self._patterns else ():
+            for name, one in (*part._parameters.items(), *part._buffers.items()):
+                if any(_matches(pattern, part, f"{layer}.{name}".lstrip(".")) for pattern in self._patterns):
+                    own.add(id(one))
+        for one in module.parameters():
+            if one.requires_grad:
+                parts[id(one) not in own].append(one)
+        for one in travelling_buffers(module):
+            parts[2 + (id(one) in own)].append(one)
+        return parts
+
+    def _check_patterns(self, module: nn.Module) -> None:
+        """Reject patterns of personal values that match nothing, or leave no parameter to share."""
+        names = {id(one): name for name, one in (*module.named_parameters(), *module.named_buffers())}
+        listed = {names[id(one)]: module.get_submodule(names[id(one)].rpartition(".")[0]) for one in self._values}
+        for pattern in self._patterns:
+            if not any(_matches(pattern, part, name) for name, part in listed.items()):
+                raise UserError(
+                    f"local.personal = {pattern!r} matches no trainable parameter and no float buffer of the model. "
+                    f"Choose from {', '.join(listed)}"
+                )
+        if not self.trainable:
+            raise UserError("local.personal matches all trainable parameters of the model. Leave some to share")
 
     @cached_property
     def frozen_checksum(self) -> int:
@@ -134,45 +169,32 @@ class FlatModel:
         return checksum
 
     def begin(self, flat: Tensor) -> None:
-        """Reset the module to the values `flat` (d,), which steps then change in place."""
+        """Reset the module to a whole vector, which steps then change in place, or to shared values (d,)."""
         if not self.plain:
             self._hold(self._fresh())
             self.module.train()  # it may leave layers in evaluation mode
         for count, first in self._counts:
             count.copy_(first)
-        for place, value in zip(self._counted, self._integers, strict=True):
-            _at(place).copy_(value)
         self.loss.begin()
-        self.bind(flat)
+        self.bind(self.joined(flat) if len(flat) == self.size else flat)
 
-    def reset_integers(self) -> None:
-        """Forget the integer buffers of earlier clients."""
-        for largest, value in zip(self._largest, self._integers, strict=True):
-            largest.copy_(value)
+    def joined(self, shared: Tensor, personal: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        """Return the whole vector of shared values (d,) and personal ones (p,), by default the initial ones.
 
-    def note_integers(self) -> None:
-        """Take note of the integer buffers that a client's training leaves."""
-        for place, largest in zip(self._counted, self._largest, strict=True):
-            largest.copy_(torch.maximum(largest, _at(place)))
+        It is `out`, if that is given, and without personal values otherwise `shared` itself.
+        """
+        if not self.personal:
+            return shared if out is None else out.copy_(shared)
+        whole = self.whole.clone() if out is None else out.copy_(self.whole)
+        whole[self.shared] = shared
+        if personal is not None:
+            before = self.shared.start
+            whole[:before], whole[self.shared.stop :] = personal[:before], personal[before:]
+        return whole
 
-    def combine_integers(self, maxima: Callable[[Ints], Ints]) -> None:
-        """Set the integer buffers of the global model, given a function that returns the largest of all ranks."""
-        if self._largest:
-            self._set_integers(maxima(_joined(self._largest).numpy()))
-
-    def _set_integers(self, values: Ints) -> None:
-        parts = np.split(values, np.cumsum([one.numel() for one in self._integers])[:-1])
-        for one, part in zip(self._integers, parts, strict=True):
-            one.copy_(torch.from_numpy(part).view(one.shape))
-
-    def state(self) -> dict[str, Tensor]:
-        """Return the integer buffers of the global model, for a checkpoint."""
-        return {"integers": _joined(self._integers)} if self._integers else {}
-
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        """Restore the integer buffers of a checkpoint."""
-        if "integers" in state:
-            self._set_integers(state["integers"].cpu().numpy())
+    def personal_of(self, whole: Tensor) -> Tensor:
+        """Return a copy of the personal values (p,) in a whole vector."""
+        return torch.cat([whole[: self.shared.start], whole[self.shared.stop :]])
 
     def look(self, flat: Tensor) -> None:
         """Reset as in `begin`, for passes that must not change `flat`: modules that are not plain get a copy of it."""
@@ -221,8 +243,8 @@ class FlatModel:
 
     def bind(self, flat: Tensor) -> None:
         """Make the module's parameters and float buffers views of `flat` (d,); nothing is copied."""
-        if flat.shape != (self.size,) or not flat.is_contiguous():
-            raise ValueError(f"a contiguous vector of {self.size} values is needed, not {tuple(flat.shape)}")
+        if flat.shape != self.whole.shape or not flat.is_contiguous():
+            raise ValueError(f"a contiguous vector of {len(self.whole)} values is needed, not {tuple(flat.shape)}")
         if flat is self._bound:
             return
         self._views = self._cut(flat.detach())
@@ -262,31 +284,29 @@ class FlatModel:
         """Return a plain torch module with the values (d,), in host memory and in evaluation mode."""
         self.look(values)
         made = self._fresh()
-        own = [p for p in made.parameters() if p.requires_grad] + travelling_buffers(made)
-        for value, view in zip(own, self._cut(values), strict=True):
+        own = [one for part in self._parts(made) for one in part]
+        for value, view in zip(own, self._cut(self.joined(values)), strict=True):
             value.data = view.clone()
-        for place, number in zip(integer_buffers(made), self._integers, strict=True):
-            _at(place).copy_(number)
         return _as_given(made).to("cpu")
 
     @property
     def layout(self) -> dict[str, slice]:
-        """Return the positions of every trainable parameter and communicated buffer in the flat vector."""
+        """Return the positions of every shared trainable parameter and buffer in the flat vector (d,)."""
         named = (*self.module.named_parameters(), *self.module.named_buffers())
         names = {id(value): name for name, value in named}
-        ends = accumulate(value.numel() for value in self._values)
-        return {
-            names[id(value)]: slice(end - value.numel(), end) for value, end in zip(self._values, ends, strict=True)
-        }
+        _, parameters, buffers, _ = self._parts(self.module)
+        shared = parameters + buffers
+        ends = accumulate(value.numel() for value in shared)
+        return {names[id(value)]: slice(end - value.numel(), end) for value, end in zip(shared, ends, strict=True)}
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """Return parameter-shaped views of the trainable part of `flat`, which has d or only the trainable values."""
+        """Return parameter-shaped views of a whole vector, or of a vector (t,) of what local steps change."""
         if self._viewed is None or self._viewed[0] is not flat:
             self._viewed = flat, self._cut(flat.detach())[: len(self.parameters)]
         return self._viewed[1]
 
     def _cut(self, flat: Tensor) -> list[Tensor]:
-        values = self.parameters if flat.numel() == self.trainable else self._values
+        values = self.parameters if flat.numel() == self.trained else self._values
         parts = torch.split(flat, [value.numel() for value in values])
         return [part.view(value.shape) for part, value in zip(parts, values, strict=True)]
 
@@ -336,16 +356,9 @@ class FlatModel:
                 table.sparse = sparse
 
 
-def _at(place: tuple[dict[str, Tensor | None], str]) -> Tensor:
-    """Return the buffer at a place, which a forward pass may have replaced."""
-    held, name = place
-    buffer = held[name]
-    assert buffer is not None
-    return buffer
-
-
-def _joined(buffers: Sequence[Tensor]) -> Tensor:
-    return torch.cat([one.reshape(-1).long().cpu() for one in buffers])
+def _matches(pattern: str, part: nn.Module, name: str) -> bool:
+    """Check whether a pattern matches the name of a layer's value, or the class of the layer."""
+    return fnmatchcase(name, pattern) or fnmatchcase(type(part).__name__, pattern)
 
 
 def _prepared(module: nn.Module, masks: Masks, device: torch.device) -> nn.Module:

@@ -29,12 +29,19 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "si
 
 
 def dense_layers(
-    inputs: int, hidden: Sequence[int], outputs: int, dropout: float = 0.0, activation: str = "relu"
+    inputs: int,
+    hidden: Sequence[int],
+    outputs: int,
+    dropout: float = 0.0,
+    activation: str = "relu",
+    batch_norm: bool = False,
 ) -> OrderedDict[str, nn.Module]:
-    """Return dense layers, each but the last one with its activation and, above 0, dropout."""
+    """Return dense layers, each but the last one with batch norm, if chosen, its activation and, above 0, dropout."""
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     for number, width in enumerate(hidden, 1):
         layers[f"dense{number}"] = nn.Linear(inputs, width)
+        if batch_norm:
+            layers[f"bn{number}"] = nn.BatchNorm1d(width)
         layers[f"{activation}{number}"] = ACTIVATIONS[activation]()
         if dropout:
             layers[f"dropout{number}"] = nn.Dropout(dropout)
@@ -50,6 +57,7 @@ def mlp(
     hidden: Sequence[Count] = (200, 200),
     activation: Literal["relu", "tanh", "sigmoid", "gelu"] = "relu",
     dropout: Probability = 0.0,
+    batch_norm: bool = False,
 ) -> nn.Sequential:
     """Dense layers on the flattened sample; torch's default initialization.
 
@@ -61,11 +69,13 @@ def mlp(
         Function after every hidden layer.
     dropout : float
         Probability of a zero after every hidden layer.
+    batch_norm : bool
+        Batch normalization before the activations.
     """
     if description.task == "text":
         raise UserError('model.name = "mlp" cannot read token ids. Choose a text model, e.g. "text-cnn"')
     inputs = math.prod(description.feature_shape)
-    dense = dense_layers(inputs, hidden, description.classes, dropout, activation)
+    dense = dense_layers(inputs, hidden, description.classes, dropout, activation, batch_norm)
     return nn.Sequential(OrderedDict(flatten=nn.Flatten()) | dense)
 
 

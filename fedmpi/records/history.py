@@ -24,7 +24,7 @@ from fedmpi.records.tables import Columns, concatenated
 from fedmpi.updates.traffic import cost_to_target
 
 Record = dict[str, Any]
-SCORES = ("test_", "val_", "client_accuracy_", "client_loss_", "client_tuned_")
+SCORES = ("test_", "val_", "client_accuracy_", "client_loss_", "client_tuned_", "client_personal_")
 """Prefixes of the names of scores."""
 SPENT = ("update_epsilon", "size_epsilon_max", "size_epsilon_mean")
 """Keys of the privacy spent so far."""

@@ -19,8 +19,8 @@ from fedmpi.common.types import AnyArray, Ints
 
 Columns = dict[str, AnyArray]
 """Columns of one length by name: int64 "round", "client", "samples" (evaluated), "training_samples", "times_used" (in
-how many rounds the client was selected), float64 "loss", "accuracy", "tuned_loss", "tuned_accuracy", as far as there
-are such numbers."""
+how many rounds the client was selected), float64 "loss", "accuracy", and the same with "tuned_" and "personal_", as
+far as there are such numbers."""
 
 CLIENTS = "clients.parquet"
 

@@ -51,7 +51,7 @@ Columns = dict[str, list[Any]]
 VEGA_LITE = "6.4"
 FIRST = ("test_accuracy", "val_accuracy", "test_macro_f1", "val_macro_f1", "test_loss", "val_loss", "train_loss")
 """Keys that are offered first."""
-CLIENT_SCORES = ("client_accuracy_", "client_loss_", "client_tuned_")
+CLIENT_SCORES = ("client_accuracy_", "client_loss_", "client_tuned_", "client_personal_")
 FAIRNESS = {"used": "used at all", "effective": "effective share", "gini": "Gini", "largest": "most often"}
 LINES: dict[str, tuple[str, tuple[str, ...]]] = {
     "loss": ("Losses", ("test_loss", "val_loss", "train_loss")),

@@ -34,7 +34,7 @@ AXES = {
 UNITS = dict(zip(AXES, ("rounds", "samples", "MB", "seconds", "simulated s"), strict=True))
 LESS_IS_BETTER = re.compile(
     r"(loss|error|perplexity|mae|rmse|seconds|gini|divergence|drift|clipped_fraction|_std)$"
-    r"|^(kl_|bytes|stratum_spread|client_loss_|client_tuned_loss_)|epsilon"
+    r"|^(kl_|bytes|stratum_spread|client_loss_|client_(tuned_|personal_)loss_)|epsilon"
 )
 MORE_IS_BETTER = re.compile(r"_jain$|^(client_use_effective|clients_used)$")
 EQUAL = 1e-12

@@ -118,6 +118,17 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
             "local.algorithm": "preset=scaffold clients.count=4",
         }.items()
     },
+    **{
+        f"local.personal, {key}": ([f'{settings} local.personal=["a.*"]'], [settings])
+        for key, settings in {
+            "topology": RELAYS,
+            "privacy.clip_norm": CLIPPED,
+            "clients.sampler": STRATA,
+            "samples.sampler": "samples.sampler=fedbalancer",
+            "server.weights": LEARNS,
+            "logging.diagnostics": "logging.diagnostics=true",
+        }.items()
+    },
     "cluster.placement, compression.error_feedback": (
         [f"{RESIDUALS} cluster.placement=shared"],
         [f"{RESIDUALS} cluster.placement=owner", "compression=int8 cluster.placement=shared"],

@@ -30,12 +30,10 @@ STATES = {
     "changes of losses": f"{S} clients.sampler=fedcor clients.count=4 clients.sampler.warmup=3",
     "feedback of independent draws": f"{S} clients.sampler=k-vib clients.count=6 clients.sampler.bound=1e-9",
     "corrections of clients and server": f"{SOME} local.algorithm=scaffold",
+    "personal values": f'{SOME} local.personal=["output.*"] evaluation.clients=all evaluation.clients_every=2',
     "what compression lost": (f"{ALL} compression=top-k compression.fraction=0.1 compression.error_feedback=true"),
     "state of the weights": f"{SOME} server.weights=docs.examples.easing:Easing",
     "state of the aggregator": f"{SOME} server.aggregator=docs.examples.trust:Trust",
-    "batches that batch norm has counted": (
-        "model=tests.test_training_own_models:Cumulative clients.sampler=all local.drop_last=true"
-    ),
     "groups made once": (
         f"{ALL} topology=mediators topology.regroup=once topology.clients_per_mediator=3 "
         "topology.scheduling=random clients.availability=bernoulli clients.availability.probability=0.7"

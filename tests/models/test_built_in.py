@@ -57,7 +57,7 @@ def test_the_page_has_the_number_of_parameters_and_the_options_of_each_model_whi
     model = build(name, {}, description, 0)
     assert f"{sum(p.numel() for p in model.parameters()):,}" == count
     found = {option: field.default for option, field in MODELS[name].fields.items()}
-    written = {key: json.loads(value) for key, value in re.findall(r"`(\w+)` (\[.*?\]|\".*?\"|[\d.]+)", options)}
+    written = {key: json.loads(value) for key, value in re.findall(r"`(\w+)` (\[.*?\]|\".*?\"|[\d.]+|false)", options)}
     written |= {"vectors": None, "frozen": False} if "vectors" in found else {}
     assert written == {key: list(value) if isinstance(value, tuple) else value for key, value in found.items()}
     model(samples(description)).square().sum().backward()

@@ -202,7 +202,8 @@ def preset_config(name: str) -> Config:
     return load_config(None, fitted)
 
 
-ROWS = {preset.name: preset_config(preset.name) for preset in presets()}
+PERSONAL = ("fedper", "fedbn")  # in tests/core/test_personal.py
+ROWS = {preset.name: preset_config(preset.name) for preset in presets() if preset.name not in PERSONAL}
 ROWS |= {name: load_config(None, f"{QUIET} {settings}".split()) for name, settings in COMPOSITIONS.items()}
 
 
@@ -301,6 +302,13 @@ EXACT: dict[str, str] = {
     "q-FFL, whose weights follow from losses": f"{SMALL} {BY_SIZE} server.weights=q-ffl",
     "trimmed means of attacked updates": f"{SMALL} {SOME} {FLIPPED} {TRIMMED}",
     "Krum": f"{SMALL} {ALL} {FLIPPED} {KRUM} local.batch_size=all",
+    **{
+        f"personal batch norm, clients trained {where}": f"{EVEN} {SOME} local.steps=3 local.batch_size=20 "
+        "local.drop_last=true model.name=tests.reference.networks:batch_norm_mlp clients.count=4 "
+        'local.personal=["Batch*","4.bias"] '
+        f"cluster.placement={place} evaluation.clients=all evaluation.clients_every=2 evaluation.fine_tune=1"
+        for where, place in (("anywhere", "shared"), ("by their owners", "owner"))
+    },
     "merged steps, updates in eight bits": f"{DROPPING} {ONE_STEP} {ALL} compression=int8",
 }
 EXACT_ROWS = {

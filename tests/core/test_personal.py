@@ -1,0 +1,173 @@
+"""Personal models: runs equal plain loops written from the papers, in float64. Only initial values are fedmpi's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import fedmpi
+from fedmpi import ClientArrays, UserError
+from fedmpi.models import build
+
+SIZES, HELD = (9, 14, 6, 20, 11, 8, 5), (4, 3, 5, 2, 6, 1, 3)
+ROUNDS, LR = 4, 0.2
+State = dict[str, Tensor]
+
+
+class Net(nn.Module):
+    """Two layers with batch norm between them, in float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.bn, self.head = nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.bn(self.body(x.double()))))
+
+
+def net(description: object) -> nn.Module:
+    return Net()
+
+
+def arrays() -> ClientArrays:
+    """Seven clients whose labels and features differ, each with samples held out."""
+    generator = np.random.default_rng(3)
+
+    def drawn(sizes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        owner = np.repeat(np.arange(len(sizes)), sizes)
+        x = generator.standard_normal((len(owner), 3)) + owner[:, None] / 4
+        return x.astype(np.float32), (x[:, 0] > owner / 4).astype(int) + owner % 2, owner
+
+    x, y, owner = drawn(SIZES)
+    return ClientArrays(x, y, owner, test=(x[:9], y[:9]), val=drawn(HELD))
+
+
+def run(preset: str, **changed: Any) -> fedmpi.Run:
+    """Four rounds with full batches, in which not every client is selected."""
+    settings = {
+        "rounds": ROUNDS,
+        "clients.sampler": "uniform",
+        "clients.count": 3,
+        "local.batch_size": "all",
+        "local.lr": LR,
+        "logging.participants": True,
+        "logging.tensorboard": False,
+        "cluster.threads": 1,
+        "evaluation.clients": "all",
+        **{key.replace("__", "."): value for key, value in changed.items()},
+    }
+    return fedmpi.run(preset, settings, data=arrays(), model=net)
+
+
+def samples(held_out: bool = False) -> list[tuple[Tensor, Tensor]]:
+    """Each client's samples."""
+    data = arrays()
+    (x, y), offsets = (data.val, data.val_offsets) if held_out else ((data.x, data.y), data.offsets)
+    return [(torch.tensor(x[a:b]), torch.tensor(y[a:b])) for a, b in zip(offsets, offsets[1:], strict=False)]
+
+
+def descend(module: nn.Module, x: Tensor, y: Tensor, steps: int, among: str = "") -> None:
+    """Gradient steps on the parameters whose name begins with `among`."""
+    module.train()
+    for _ in range(steps):
+        named = {name: one for name, one in module.named_parameters() if name.startswith(among)}
+        loss = functional.cross_entropy(module(x), y)
+        for one, gradient in zip(named.values(), torch.autograd.grad(loss, [*named.values()]), strict=True):
+            one.data -= LR * gradient
+
+
+def cohorts(done: fedmpi.Run) -> list[list[int]]:
+    """The clients of each round."""
+    found = []
+    for record in done.records:
+        ends = [part.partition("-")[::2] for part in record["clients"].split()]
+        found.append([k for first, last in ends for k in range(int(first), int(last or first) + 1)])
+    return found
+
+
+def float_state(module: nn.Module) -> State:
+    return {name: one.clone() for name, one in module.state_dict().items() if one.is_floating_point()}
+
+
+def replayed(
+    done: fedmpi.Run, personal: Callable[[str], bool], work: Callable[[nn.Module, Tensor, Tensor], None], uniform: bool
+) -> tuple[State, dict[int, State]]:
+    """Rounds of averaging what is not personal: the shared values, and the personal ones of each selected client."""
+    initial, own = float_state(build(net, {}, None, done.config.seed)), dict[int, State]()
+    shared, data = dict(initial), samples()
+    for cohort in cohorts(done):
+        ends = []
+        for k in cohort:
+            module = Net()
+            module.load_state_dict({**shared, **own.get(k, {})}, strict=False)
+            work(module, *data[k])
+            end = float_state(module)
+            own[k] = {name: one for name, one in end.items() if personal(name)}
+            ends.append(end)
+        weights = [1.0 if uniform else float(SIZES[k]) for k in cohort]
+        for name in shared:
+            if not personal(name):
+                shared[name] = sum(w * end[name] for w, end in zip(weights, ends, strict=True)) / sum(weights)
+    return shared, own
+
+
+def assert_same(state: State, other: State) -> None:
+    assert state.keys() == other.keys()
+    for name, one in state.items():
+        assert torch.allclose(one, other[name], rtol=0, atol=1e-10), name
+
+
+def assert_scores(done: fedmpi.Run, models: dict[int, State]) -> None:
+    """The last table has the scores of these models on the samples held out, and nothing of other clients."""
+    last, held_out = done.clients["round"] == ROUNDS - 1, samples(held_out=True)
+    table, scores = {name: column[last] for name, column in done.clients.items()}, []
+    for k in range(len(SIZES)):
+        if k not in models:
+            assert table["times_used"][k] == 0
+            assert np.isnan([table["personal_loss"][k], table["personal_accuracy"][k]]).all()
+            continue
+        module = Net().eval()
+        module.load_state_dict(models[k], strict=False)
+        outputs, y = module(held_out[k][0]).detach(), held_out[k][1]
+        scores.append(float((outputs.argmax(1) == y).double().mean()))
+        assert table["personal_loss"][k] == pytest.approx(float(functional.cross_entropy(outputs, y)), abs=1e-10)
+        assert table["personal_accuracy"][k] == scores[-1]
+    assert 0 < len(models) < len(SIZES)
+    assert done.records[-1]["client_personal_accuracy_mean"] == pytest.approx(np.mean(scores))
+
+
+@pytest.mark.parametrize(
+    ("preset", "personal", "epochs"),
+    [("fedper", ["head.*"], 2), ("fedper", ["h*d.weight", "BatchNorm*"], 1), ("fedbn", ["*bn.*"], 2)],
+)
+def test_personal_layers_stay_and_the_others_are_averaged(preset: str, personal: list[str], epochs: int) -> None:
+    done = run(preset, local__personal=personal, local__epochs=epochs)
+    kept = {"fedper": {1: ("head.weight", "bn."), 2: ("head.",)}, "fedbn": {2: ("bn.",)}}[preset][epochs]
+    shared, own = replayed(
+        done, lambda name: name.startswith(kept), lambda m, x, y: descend(m, x, y, epochs), preset == "fedbn"
+    )
+    assert_same(float_state(done.model), shared)
+    assert_scores(done, {k: {**shared, **state} for k, state in own.items()})
+    values = sum(one.numel() for name, one in shared.items() if not name.startswith(kept))
+    assert [record["bytes_client_up"] for record in done.records] == [3 * 4 * values] * ROUNDS
+    assert done.summary["personal_values"] == sum(map(torch.numel, shared.values())) - values
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"local__personal": ["output.*"]}, r"'output\.\*' matches no trainable .* body\.weight"),
+        ({"local__personal": ["*"]}, "all trainable parameters"),
+        ({"local__proximal_mu": 0.1, "local__optimizer": "adam"}, 'Set local.optimizer = "sgd"'),
+    ],
+)
+def test_what_does_not_go_with_personal_values_is_rejected(changed: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        run("fedper", **{"local__personal": ["head.*"], **changed})
