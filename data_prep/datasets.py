@@ -15,7 +15,7 @@ from data_prep.formats.cifar import read_cifar
 from data_prep.formats.idx import read_emnist, read_fashion_mnist, read_mnist
 from data_prep.formats.images import read_cinic10, read_image_folder
 from data_prep.formats.leaf import LETTERS, read_femnist, read_shakespeare
-from data_prep.formats.own import MEMBERS, of_arrays, read_own_files
+from data_prep.formats.own import MEMBERS, is_meant, of_arrays, read_own_files
 from data_prep.formats.texts import read_amazon, read_mind, read_sentiment140
 from data_prep.holdout import hold_out_test
 from data_prep.raw import TEXT_OPTIONS, UNKNOWN, DataSet, RawDataset, ReadOptions, Source, Tally, measure, rows_of
@@ -96,7 +96,7 @@ OWN_ARRAYS = DataSet(
     files="an .npz or HDF5 file with x, y and optionally user, x_test, y_test, or a table (.csv, .tsv, .parquet, "
     ".arrow), or a folder of tables or HDF5 files (train and test by name)",
     reader=read_own_files,
-    options=TEXT_OPTIONS | OF_ARRAYS | {"label", "user", "features", "delimiter", "encoding", "image_size"},
+    options=TEXT_OPTIONS | OF_ARRAYS | {"label", "user", "features", "inputs", "delimiter", "encoding", "image_size"},
     raw="file",
 )
 ALL = (
@@ -281,7 +281,7 @@ def read_own(part: Component, given: Mapping[str, Any], raw: Path, options: Read
     if not isinstance(found, Mapping):
         problem = f"returned a {type(found).__name__}: return a dictionary of arrays, {{'x': ..., 'y': ...}}"
         raise refuse_result(part, f"{problem}, or a data_prep.raw.RawDataset")
-    if unknown := sorted(set(map(str, found)) - {*MEMBERS, options.split}):
+    if unknown := sorted(name for name in map(str, found) if not is_meant(name, options)):
         raise refuse_result(part, f"returned an array {unknown[0]!r}. Return only {', '.join(MEMBERS)}")
     if missing := [name for name in ("x", "y") if name not in found]:
         raise refuse_result(part, f"returned no array {missing[0]!r}. Return x and y")

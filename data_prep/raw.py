@@ -18,7 +18,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.options import options_of
 from fedmpi.common.registry import Component
 from fedmpi.common.types import AnyArray, Ints
-from fedmpi.data.schema import DataDescription, Modality, first_problem, scales_of
+from fedmpi.data.schema import DataDescription, Input, Modality, first_problem, scales_of
 from fedmpi.data.schema import Understood as Understood
 from fedmpi.data.statistics import STATISTICS_ROWS, statistics
 
@@ -30,7 +30,7 @@ class RawDataset:
     """One data set as read from its files: n samples, by row; some rows are for training, others for testing."""
 
     name: str  # The data set's name on the command line, e.g. ``"mnist"``
-    task: Literal["image", "text", "vector"]  # Kind of a sample
+    task: Literal["image", "text", "vector", "inputs"]  # Kind of a sample
     classes: int  # C. For targets that are not classes: the values of an output
     class_names: tuple[str, ...]  # C names, in label order; may be empty if targets are not classes
     # Shape of one sample as stored and as models see it: (channels, height, width) for images (a grey image of 28 x 28
@@ -61,6 +61,7 @@ class RawDataset:
     fit: Callable[[RawDataset, Ints], RawDataset] | None = None
     targets: str = "classification"  # Kind of targets (`fedmpi.data.schema.TARGETS`)
     understood: Understood = Understood()  # The reader's interpretation of the files
+    inputs: tuple[Input, ...] = ()  # The arrays of a sample, if it has several: `read` gives them packed
     groups: Ints | None = None  # (n,): Group of every row, if `ReadOptions.split` names a column
 
     @property
@@ -82,6 +83,7 @@ class RawDataset:
                 std=self.std,
                 targets=self.targets,
                 target_shape=self.y.shape[1:],
+                inputs=self.inputs,
             )
         except ValidationError as error:
             raise UserError(f"the data set {self.name} cannot be described: {first_problem(error)}") from None
@@ -156,6 +158,8 @@ class ReadOptions:
         Tables: column of users; by default user, if there is one.
     features : tuple of str
         Tables: columns A,B that samples are made of; by default suitable ones.
+    inputs : tuple of str
+        Tables: columns A,B that the model receives as separate arrays.
     delimiter : str
         CSV: what separates columns, e.g. tab; by default detected.
     encoding : str
@@ -175,6 +179,7 @@ class ReadOptions:
     label: str = "label"
     user: str | None = None
     features: Columns | None = None
+    inputs: Columns | None = None
     delimiter: str | None = None
     encoding: str | None = None
     targets: Literal["classification", "tokens", "multilabel", "regression"] | None = None

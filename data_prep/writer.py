@@ -49,7 +49,7 @@ from fedmpi.data.statistics import class_notes
 
 COPIED = ("alpha", "copies", "rotation", "shear", "shift", "zoom")
 """Keys of `[rebalance]` that determine the copies."""
-DESCRIBED = ("task", "classes", "feature_shape", "dtype", "mean", "std", "targets")
+DESCRIBED = ("task", "classes", "feature_shape", "dtype", "mean", "std", "targets", "inputs")
 """Fields of the description of shards that `RawDataset` has, too."""
 _HOLD_OUT_STREAM = 1  # the partition itself draws from stream 0
 

@@ -228,8 +228,9 @@ def _configured(
 ) -> Config:
     if data is not None and not isinstance(data, str | Path) and not callable(data):
         raise UserError(
-            'data is a folder of shards or "digits", fedmpi.ClientArrays(x, y, owner, test=(x, y)), or a function that '
-            f"returns such arrays, not {type(data).__name__}"
+            'data is a folder of shards or "digits", fedmpi.ClientArrays(x, y, owner, test=(x, y)), '
+            "fedmpi.ClientArrays.from_datasets(train, owner, test=test), or a function that returns such arrays, not "
+            f"{type(data).__name__}"
         )
     objects = {
         key: str(value) if isinstance(value, Path) else value

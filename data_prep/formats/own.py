@@ -21,8 +21,11 @@ from data_prep.formats.texts import Texts
 from data_prep.holdout import hold_out_test
 from data_prep.raw import DataSet, RawDataset, ReadOptions, Tally, Understood, measure, rows_of
 from fedmpi.common.errors import UserError, raised, shown
+from fedmpi.common.task_kinds import IGNORED
 from fedmpi.common.types import AnyArray, Bools, Ints
 from fedmpi.data.arrays import CHANNELS, features, kept_targets, one_column
+from fedmpi.data.inputs import lengths, packed, padded, stacked, unequal
+from fedmpi.data.schema import Input
 
 LARGEST = float(np.finfo(np.float32).max)
 FEWEST_LEVELS = 1e-4
@@ -216,7 +219,9 @@ def of_table(raw: Path, options: ReadOptions, tally: Tally) -> OwnData:
     if len(labels) > 1:
         y = np.stack([column.values.astype(object) for column in labels], axis=1)
     elif labels[0].kind == "list":
-        y, names = _dense(table, labels[0]), ()
+        y, names = labels[0].values, ()
+        uneven = options.inputs and labels[0].there.all() and unequal(y)
+        y = padded(where, y, int(lengths(y).max()), IGNORED) if uneven else _dense(table, labels[0])
     else:
         y, names = labels[0].values, labels[0].class_names
     used = [column.name for column in roles.features]
@@ -349,15 +354,50 @@ def _texts(table: UserTable, columns: list[Column], options: ReadOptions, tally:
     return good, texts.facts(options), "text of "
 
 
-SAMPLES = {"vector": _numbers, "tokens": _tokens, "image": _images, "text": _texts}
+def _inputs(table: UserTable, columns: list[Column], options: ReadOptions, tally: Tally) -> Made:
+    """Return columns as separate arrays: numbers, or lists of them, padded to one length."""
+    good = np.all([column.there for column in columns], axis=0)
+    for row in np.flatnonzero(~good).tolist():
+        tally.bad(table.where(row), "no value in one of the columns of --inputs")
+    if not good.any():
+        raise UserError(f"{table.raw} holds no row with a value in each column of --inputs.{tally.first_bad}")
+    arrays = {}
+    for column in columns:
+        values: Any = column.values[good]
+        if column.kind == "nested":
+            values = [np.stack(list(row)) for row in values]
+        elif column.kind == "number" and values.dtype.kind == "O":  # cells of a CSV file
+            numbers = column.numbers[good]
+            values = numbers if (numbers % 1).any() else numbers.astype(np.int64)
+        arrays[column.name] = stacked(f"{table.raw}, column {column.name}", values)
+    words, inputs = packed("", {str(table.raw): arrays})
+    x = np.zeros((len(good), words[str(table.raw)].shape[1]), np.int32)
+    x[good] = words[str(table.raw)]
+    return good, _of_inputs(options, inputs, x), "arrays "
+
+
+def _of_inputs(options: ReadOptions, inputs: tuple[Input, ...], *parts: AnyArray) -> dict[str, Any]:
+    """Return the fields of `RawDataset` about samples of several arrays, packed (n, d)."""
+    if options.task:
+        raise UserError("--task has no effect on samples of several arrays. Leave it out.")
+    about = {"task": "inputs", "dtype": "int32", "feature_shape": parts[0].shape[1:], "read": rows_of(*parts)}
+    return {**about, "inputs": inputs}
+
+
+SAMPLES = {"vector": _numbers, "tokens": _tokens, "image": _images, "text": _texts, "inputs": _inputs}
+
+
+def is_meant(name: str, options: ReadOptions) -> bool:
+    """Check whether an array of this name has a meaning: x/NAME is one of several arrays of a sample."""
+    member, several, _ = name.partition("/")
+    return member in (("x", "x_test") if several else (*MEMBERS, options.split))
 
 
 def read_npz(path: Path, options: ReadOptions) -> Arrays:
     """Return the arrays of an .npz file; those without a meaning are left empty."""
     try:
         with np.load(path) as archive:
-            meant = (*MEMBERS, options.split)
-            return {name: np.asarray(archive[name]) if name in meant else np.empty(0) for name in archive}
+            return {name: np.asarray(archive[name]) if is_meant(name, options) else np.empty(0) for name in archive}
     except Exception as error:  # damaged archives raise many kinds of errors
         advice = " Convert Python objects to numbers or texts, e.g. with astype(str)." if "pickle" in str(error) else ""
         raise UserError(
@@ -383,6 +423,9 @@ def read_hdf5(raw: Path, files: list[Path], options: ReadOptions) -> Arrays:
         try:
             for name, found in h5py.File(path, "r").items():  # its datasets keep the file open
                 key = name + ending
+                if key in ("x", "x_test") and isinstance(found, h5py.Group):
+                    arrays |= {f"{key}/{own}": np.asarray(one[()]) for own, one in found.items()}
+                    continue
                 meant = key in (*MEMBERS, options.split) and isinstance(found, h5py.Dataset)
                 arrays[key] = np.empty(0) if not meant else found if name.startswith("x") else np.asarray(found[()])
         except OSError as error:
@@ -409,7 +452,16 @@ def _in_blocks(where: str, source: h5py.Dataset, options: ReadOptions) -> AnyArr
 
 
 def of_arrays(raw: Path | str, arrays: Arrays, options: ReadOptions) -> OwnData:
-    """Return the data of named arrays, as in an .npz file: x, y and optionally user, x_test, y_test."""
+    """Return the data of named arrays, as in an .npz file: x, y and optionally user, x_test, y_test.
+
+    Several arrays per sample, x/NAME and x_test/NAME, must fit into memory.
+    """
+    named = {part: [name for name in arrays if name.startswith(f"{part}/")] for part in ("x", "x_test")}
+    inputs: tuple[Input, ...] = ()
+    if named["x"]:
+        several = {part: {name.partition("/")[2]: arrays[name] for name in own} for part, own in named.items() if own}
+        words, inputs = packed(f"{raw}: ", several)
+        arrays = {name: values for name, values in arrays.items() if name not in sum(named.values(), [])} | words
     if "x" not in arrays or "y" not in arrays or ("x_test" in arrays) != ("y_test" in arrays):
         raise UserError(
             f"{raw} holds the arrays {', '.join(arrays) or 'none'}, but x and y are needed, and x_test and y_test go "
@@ -421,13 +473,16 @@ def of_arrays(raw: Path | str, arrays: Arrays, options: ReadOptions) -> OwnData:
         like = "x_test" if name.endswith("_test") else "x"
         if not arrays[name].ndim or len(arrays[name]) != len(arrays[like]):
             raise UserError(f"{raw}: {name} has shape {arrays[name].shape} where {like} has {arrays[like].shape}.")
-    parts = [_features(f"{raw}: {name}", arrays[name], options) for name in ("x", "x_test") if name in meant]
+    given = {name: arrays[name] for name in ("x", "x_test") if name in meant}
+    parts = [x if inputs else _features(f"{raw}: {name}", x, options) for name, x in given.items()]
     y = [one_column(arrays[name], options.targets) for name in ("y", "y_test") if name in meant]
     for name, (one, *others) in (("x", parts), ("y", y)):
         if others and others[0].shape[1:] != one.shape[1:]:
             raise UserError(f"{raw}: {name} is {one.shape}, but {name}_test {others[0].shape}. Store both in one form.")
     boundary, x = len(parts[0]), parts[0]
-    if x.dtype == np.int32:
+    if inputs:
+        facts = _of_inputs(options, inputs, *parts)
+    elif x.dtype == np.int32:
         facts = _of_token_ids(raw, *parts)
     else:
         task = options.task or ("vector" if x.ndim == 2 else "image")

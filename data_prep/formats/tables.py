@@ -265,8 +265,11 @@ def roles_of(table: UserTable, options: ReadOptions) -> Roles:
     labels = [options.label] if options.label in columns else options.label.split(",")
     user = options.user or (USER_COLUMN if USER_COLUMN in columns else None)
     group = None if options.split in ("rows", "users") else options.split
-    chosen = list(options.features or ())
-    for flag, names in (("--label", labels), ("--user", [user]), ("--split", [group]), ("--features", chosen)):
+    flag_of_chosen = "--inputs" if options.inputs else "--features"
+    chosen = list(options.inputs or options.features or ())
+    if options.inputs and options.features:
+        raise UserError("--inputs and --features both name the columns of a sample. Keep one of them.")
+    for flag, names in (("--label", labels), ("--user", [user]), ("--split", [group]), (flag_of_chosen, chosen)):
         for name in names:
             if name is not None and name not in columns:
                 listed = ", ".join(list(columns)[:12])
@@ -275,18 +278,18 @@ def roles_of(table: UserTable, options: ReadOptions) -> Roles:
                 hint = " Does the file begin with a header?" if headless else ""
                 raise UserError(f"{table.raw} has no column {name!r}, but {listed}{more}. Name it with {flag}.{hint}")
     if wrong := sorted({*labels} & {*chosen}):
-        raise UserError(f"{table.raw}: {wrong[0]!r} is the label column. Leave it out of --features.")
+        raise UserError(f"{table.raw}: {wrong[0]!r} is the label column. Leave it out of {flag_of_chosen}.")
     others = [column for name, column in columns.items() if name not in (*labels, user, group)]
     if chosen:
         features = [columns[name] for name in chosen]
-        unused = [(column.name, "not among --features") for column in others if column.name not in chosen]
+        unused = [(column.name, f"not among {flag_of_chosen}") for column in others if column.name not in chosen]
     else:
         features, unused = _by_default(table, others, options.task)
     if group is not None and group not in chosen:
         unused.append((group, "it is what --split goes by"))
-    kinds = {_sample_kind(column, options.task) for column in features}
+    kinds = {"inputs" if options.inputs else _sample_kind(column, options.task) for column in features}
     kind = next(iter(kinds))
-    alone = kind in ("image", "tokens") or any(column.kind == "nested" for column in features)
+    alone = kind != "inputs" and kind in ("image", "tokens") or any(column.kind == "nested" for column in features)
     if len(kinds) != 1 or not kind or (len(features) > 1 and alone):
         task = f" with --task {options.task}" if options.task else ""
         raise UserError(

@@ -18,8 +18,10 @@ from fedmpi.common.calling import calling, takes
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import ARRAYS as NAME
 from fedmpi.common.registry import resolve
+from fedmpi.common.task_kinds import IGNORED
 from fedmpi.common.types import AnyArray, Ints
-from fedmpi.data.schema import DataDescription, Manifest, Modality, ShardFile, first_problem, wrong_target
+from fedmpi.data.inputs import are_several, array_of, columns_of, lengths, packed, padded, unequal
+from fedmpi.data.schema import DataDescription, Input, Manifest, Modality, ShardFile, first_problem, wrong_target
 from fedmpi.data.shards import Samples, ShardStore, shard_in_memory
 from fedmpi.data.statistics import class_notes, statistics
 
@@ -30,9 +32,11 @@ CHANNELS = (1, 3, 4)
 MOST_COUNTS = 1 << 31
 """Clients times classes: the table of class counts has 8 bytes per entry."""
 MOST_CLIENTS = 1 << 30
+IGNORED_BY_TORCH = -100
+"""Target of an ignored position in torch and Hugging Face."""
 FORMS = {
     "classification": "(n,) whole numbers, the classes from 0 on",
-    "tokens": "(n, L) whole numbers, -1 where none counts",
+    "tokens": "(n, L) whole numbers, -1 or -100 where none counts",
     "multilabel": "(n, C) values from 0 to 1",
     "regression": "(n,) or (n, D) numbers",
 }
@@ -50,7 +54,7 @@ def one_column(y: AnyArray, declared: str | None) -> AnyArray:
 
 
 def kept_targets(what: str, y: AnyArray, targets: str) -> AnyArray:
-    """Return targets as they are kept: int64 of classes and tokens, float32 of labels and numbers.
+    """Return targets as they are kept: int64 of classes and tokens, float32 of labels and numbers; -1 for -100.
 
     `what` names them in error messages.
     """
@@ -59,7 +63,8 @@ def kept_targets(what: str, y: AnyArray, targets: str) -> AnyArray:
     if y.ndim != axes or (y.size and y.dtype.kind not in ("bui" if whole else "buif")):
         raise UserError(f"{what} is {y.dtype} {y.shape}; {targets} needs {FORMS[targets]}")
     with np.errstate(over="ignore"):
-        return np.ascontiguousarray(y, np.int64 if whole else np.float32)
+        kept = np.ascontiguousarray(y, np.int64 if whole else np.float32)
+    return np.where(kept == IGNORED_BY_TORCH, IGNORED, kept) if targets == "tokens" else kept
 
 
 class ClientArrays:
@@ -69,12 +74,15 @@ class ClientArrays:
 
     Parameters
     ----------
-    x : array or tensor (n, …)
-        Features: uint8, floats (kept as float32), or whole numbers with `task`.
+    x : array or tensor (n, …), or a dict or tuple of such arrays
+        Features: uint8, floats (kept as float32), or whole numbers with `task`. Several arrays per sample need a model
+        that takes them as arguments, by name or in this order: whole numbers as int64, floats as float32, booleans as
+        given. Lists of sequences of unequal length are padded with 0, and the model also receives a mask (n, L), True
+        where a sequence has an entry: the argument "attention_mask" of a dict (unless it has one), else the last one.
     y : array or tensor (n, …)
-        Targets: classes (n,), whole numbers from 0 on; tokens (n, L), whole numbers, -1 at positions that count
-        nowhere; labels (n, C), true or false (or numbers from 0 to 1, with `targets`); numbers (n,) or (n, D). Values
-        of one column (n, 1) are (n,).
+        Targets: classes (n,), whole numbers from 0 on; tokens (n, L), whole numbers, -1 or -100 at positions that count
+        nowhere (shorter sequences end with -1); labels (n, C), true or false (or numbers from 0 to 1, with `targets`);
+        numbers (n,) or (n, D). Values of one column (n, 1) are (n,).
     owner : array or tensor (n,)
         Each sample's client: an index from 0 on, or a name (clients are then numbered in the order of their names).
         Owners, and labels, that start above 0 are rejected unless `clients`, or `classes`, gives their number.
@@ -127,10 +135,23 @@ class ClientArrays:
         name: str = "arrays",
     ):
         self.name, self.task = name, task
-        y = one_column(_array(y), targets)
+        others = {"test": test} if val is None else {"test": test, "val": val}
+        for what, given in others.items():
+            pair = given is not None and len(given) in (2, 2 + (what == "val"))
+            _need(pair, f"{what} must be features and labels (val also the owners of its samples)")
+        of_parts = [y, *(given[1] for given in others.values())]
+        uneven = any(map(unequal, of_parts))
+        self._longest = max(int(lengths(each).max(initial=0)) for each in of_parts) if uneven else None
+        y = self._target("y", y, targets)
         self.targets = _kind_of(y) if targets is None else targets
         _need(self.targets in FORMS, f"targets = {targets!r} is unknown: choose {', '.join(map(repr, FORMS))}")
-        x, y = self._part("", x, y)
+        of_x = {"x": x} | {f"{what}'s x": given[0] for what, given in others.items()}
+        self.inputs: tuple[Input, ...] = ()
+        if any(map(are_several, of_x.values())):
+            for option, value in {"task": task, "vocabulary": vocabulary, "mean": mean, "std": std}.items():
+                _need(value is None, f"{option} has no effect on samples of several arrays. Leave it out")
+            of_x, self.inputs = packed(f"{NAME}: ", of_x)
+        x, y = self._part("", of_x["x"], y)
         owner, names = _owners("owner", owner, len(x))
         first, last = int(owner.min()), int(owner.max())
         count = last + 1 if clients is None else clients
@@ -145,11 +166,11 @@ class ClientArrays:
         self.class_names = tuple(map(str, () if class_names is None else class_names))
         named = not self.class_names or self.targets in ("classification", "multilabel")
         _need(named, f"class_names has no effect on targets = {self.targets!r}. Leave it out")
-        self.test = self._held_out("test", test)
+        self.test = self._held_out("test", of_x["test's x"], test[1])
         self.val: Samples | None = None
         self.val_offsets: Ints | None = None
         if val is not None:
-            x, y = self.val = self._held_out("val", val[:2])
+            x, y = self.val = self._held_out("val", of_x["val's x"], val[1])
             if len(val) == 3:
                 owner, _ = _owners("val's owner", val[2], len(x), names)
                 _need(owner.max() < count, f"val's owner holds {owner.max()}, but there are {count} clients")
@@ -177,6 +198,64 @@ class ClientArrays:
 
     def __repr__(self) -> str:
         return self.config_name
+
+    @classmethod
+    def from_datasets(
+        cls,
+        train: Any,
+        owner: Any,
+        *,
+        test: Any,
+        val: Any = None,
+        label: str | None = None,
+        inputs: Sequence[str] | None = None,
+        **options: Any,
+    ) -> ClientArrays:
+        """Return the samples of map-style datasets of torch or of Hugging Face's `datasets`, read into memory.
+
+        Parameters
+        ----------
+        train, test, val : dataset
+            Samples are dicts (columns), or tuples (x, y) or (x_1, x_2, …, y). `val` is optional.
+        owner : str, or array (n,)
+            Column that holds each sample's client, also in `val` where that has it; or the clients themselves.
+        label : str, optional
+            Column of the targets, by default label or labels; of tuples the last entry.
+        inputs : sequence of str, optional
+            Columns that the model receives, by default all others. One column of equal shapes is a single array.
+        **options
+            Further parameters of `ClientArrays`.
+
+        Raises
+        ------
+        UserError
+            A dataset without these columns, or samples that `ClientArrays` rejects.
+        """
+        given = {"train": train, "test": test} | ({} if val is None else {"val": val})
+        parts = {what: columns_of(f"{NAME}: {what}", dataset) for what, dataset in given.items()}
+        columns = parts["train"]
+        by_place = all(name.isdigit() for name in columns)
+        label = label or ("label" if "label" in columns else "labels")
+        label = str(len(columns) - 1) if by_place else label
+        roles = {label, owner} if isinstance(owner, str) else {label}
+        used = [name for name in columns if name not in roles] if inputs is None else [*inputs]
+        for what, part in parts.items():
+            wanted = {*used, *roles} if what == "train" else {*used, label}
+            absent = sorted(wanted - {*part})
+            _need(not absent, f"{what} has no column {absent and absent[0]!r}, but {', '.join(part)}")
+        single = len(used) == 1 and not any(isinstance(part[used[0]], list) for part in parts.values())
+
+        def samples(part: Mapping[str, Any]) -> tuple[Any, Any]:
+            several = {name: part[name] for name in used}
+            return part[used[0]] if single else tuple(several.values()) if by_place else several, part[label]
+
+        options |= {what: samples(part) for what, part in parts.items() if what != "train"}
+        if val is not None and isinstance(owner, str) and owner in parts["val"]:
+            options["val"] = *options["val"], parts["val"][owner]
+        if hasattr(train, "features"):  # Hugging Face's know the names of classes
+            options.setdefault("class_names", getattr(train.features[label], "names", None))
+        owner = columns[owner] if isinstance(owner, str) else owner
+        return cls(*samples(columns), owner, **options)
 
     @property
     def config_name(self) -> str:
@@ -235,17 +314,22 @@ class ClientArrays:
 
     def _part(self, what: str, x: Any, y: Any) -> Samples:
         """Return features and targets of a part as they are kept; `what` comes before x and y in messages."""
-        x = features(f"{NAME}: {what}x", x, self.task)
-        y = kept_targets(f"{NAME}: {what}y", one_column(_array(y), self.targets), self.targets)
+        x = x if self.inputs else features(f"{NAME}: {what}x", x, self.task)
+        y = kept_targets(f"{NAME}: {what}y", self._target(f"{what}y", y, self.targets), self.targets)
         _need(len(x) == len(y), f"{what}y has {len(y)} entries where {what}x has {len(x)}: one for each sample")
         _need(x.size, f"{what}x holds no value: a run needs at least one sample")
         return x, y
 
-    def _held_out(self, what: str, given: Sequence[Any]) -> Samples:
+    def _target(self, what: str, y: Any, targets: str | None) -> AnyArray:
+        """Return targets as an array; sequences end with ignored positions."""
+        what = f"{NAME}: {what}"
+        return one_column(
+            array_of(what, y) if self._longest is None else padded(what, y, self._longest, IGNORED), targets
+        )
+
+    def _held_out(self, what: str, x: Any, y: Any) -> Samples:
         """Return features and targets of another part, with samples as those of the training part."""
-        pair = given is not None and len(given) == 2
-        _need(pair, f"{what} must be features and labels (val also the owners of its samples)")
-        x, y = self._part(f"{what}'s ", *given)
+        x, y = self._part(f"{what}'s ", x, y)
         for name, one, own in (("x", x, self.x), ("y", y, self.y)):
             found, expected = f"{one.dtype} {one.shape[1:]}", f"{own.dtype} {own.shape[1:]}"
             _need(found == expected, f"{what}'s {name} has {found} per sample where that of {name} is {expected}")
@@ -275,7 +359,7 @@ class ClientArrays:
         image, words = len(shape) == 3, 0
         centre: Any = ()
         spread: Any = ()
-        if dtype == "int32":
+        if dtype == "int32" and not self.inputs:
             words = max(vocabulary or 0, *(int(x.max()) + 1 for x, _ in self._parts().values()))
         elif mean is not None or std is not None:
             centre = np.atleast_1d(np.asarray(0.0 if mean is None else mean, np.float64)).tolist()
@@ -287,12 +371,13 @@ class ClientArrays:
             feature_shape=shape,
             dtype=dtype,
             classes=self._classes(classes, vocabulary),
-            task=self.task or ("image" if image else "vector"),
+            task="inputs" if self.inputs else self.task or ("image" if image else "vector"),
             vocabulary=words,
             mean=centre,
             std=spread,
             targets=self.targets,
             target_shape=self.y.shape[1:],
+            inputs=self.inputs,
         )
 
     def _manifest(self) -> Manifest:
@@ -349,18 +434,9 @@ def _kind_of(y: AnyArray) -> str:
     return {"b": "multilabel", "f": "regression"}.get(y.dtype.kind, "tokens")
 
 
-def _array(given: Any) -> AnyArray:
-    """Return the values of an array, a list, or a tensor on any device."""
-    try:
-        return np.asarray(given.numpy(force=True) if hasattr(given, "numpy") and hasattr(given, "device") else given)
-    except Exception as error:  # rows of several lengths, tensors without plain values
-        reason = " ".join(str(error).split())
-        raise UserError(f"{NAME}: a {type(given).__name__} is no array ({reason}). Give a NumPy array") from None
-
-
 def features(what: str, given: Any, task: Modality | None) -> AnyArray:
     """Return samples as they are kept: uint8, int32 (token ids) or float32; `what` names them in error messages."""
-    x = _array(given)
+    x = array_of(what, given)
     found = f"{what} is {x.dtype} {x.shape}"
     if x.dtype.kind not in "buif" or x.ndim < 2:
         raise UserError(f"{found}; it must hold numbers, a row of them for each sample")
@@ -384,7 +460,7 @@ def features(what: str, given: Any, task: Modality | None) -> AnyArray:
 
 def _owners(what: str, given: Any, samples: int, known: AnyArray | None = None) -> tuple[Ints, AnyArray | None]:
     """Return the client of every sample, and the clients' names in order where the owners are names."""
-    owner = _array(given)
+    owner = array_of(f"{NAME}: {what}", given)
     _need(owner.shape == (samples,), f"{what} is {owner.dtype} {owner.shape}, but there are {samples} samples")
     if owner.dtype.kind in "ui" and known is None:
         fits = 0 <= owner.min() <= owner.max() < MOST_CLIENTS

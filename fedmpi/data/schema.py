@@ -1,7 +1,8 @@
 """The shard schema: file names, names of datasets, and the manifest that describes a folder.
 
-"fedmpi-shards/1" is a folder with one class per sample; "fedmpi-shards/2" one with any other targets. The schema is all
-that data_prep (which writes) and fedmpi (which reads) share; see docs/reference/shards.md.
+"fedmpi-shards/1" is a folder with one class per sample, "fedmpi-shards/2" one with any other targets, "fedmpi-shards/3"
+one whose samples have several arrays. The schema is all that data_prep (which writes) and fedmpi (which reads) share;
+see docs/reference/shards.md.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from fedmpi.common.options import reason_of
 from fedmpi.common.task_kinds import IGNORED, TARGETS
 from fedmpi.common.types import AnyArray
 
-SCHEMA, SCHEMA_OF_TARGETS = "fedmpi-shards/1", "fedmpi-shards/2"
+SCHEMA, SCHEMA_OF_TARGETS, SCHEMA_OF_INPUTS = (f"fedmpi-shards/{version}" for version in (1, 2, 3))
 MANIFEST = "manifest.json"
 TEST = "test.h5"
 VALIDATION = "val.h5"
@@ -58,14 +59,29 @@ def scales_of(feature_shape: tuple[int, ...]) -> int:
 
 
 @pydantic.dataclasses.dataclass(frozen=True)
+class Input:
+    """One of several arrays of a sample, as a model receives it."""
+
+    name: str  # Argument of the model's forward; "0", "1", … for positions
+    shape: tuple[Size, ...]  # Shape without the batch axis; () for one number
+    dtype: Annotated[str, Field(pattern="^(int64|float32|bool)$")]
+    vocabulary: Count = 0  # One more than the largest whole number; 0 for floats and booleans
+
+    @property
+    def values(self) -> int:
+        """Return the number of values per sample."""
+        return math.prod(self.shape)
+
+
+@pydantic.dataclasses.dataclass(frozen=True)
 class DataDescription:
     """Everything a model builder needs to know of a data set; one that no data can have raises ValidationError."""
 
-    # Shape of one sample: (channels, height, width), (length,) tokens, or (features,)
+    # Shape of one sample: (channels, height, width), (length,) tokens, or (features,); of several arrays, (all values,)
     feature_shape: Annotated[tuple[Size, ...], Field(min_length=1)]
     dtype: Annotated[str, Field(pattern="^(uint8|float32|int32)$")]  # Stored dtype of the features
     classes: Size  # C, the values of an output: classes (of each position where targets are tokens), labels, or numbers
-    task: Modality
+    task: Modality | Literal["inputs"]  # "inputs": several arrays, packed as in `fedmpi.data.inputs`
     vocabulary: Count  # Number of token ids; 0 unless task is "text"
     # Per channel of an image, or per column of a vector (d,) or series (T, C), or one for all; applied to x / 255
     # (uint8) or x (float32); empty for token ids
@@ -74,6 +90,7 @@ class DataDescription:
     targets: Annotated[str, Field(pattern=f"^({'|'.join(TARGETS)})$")] = "classification"  # Meaning of y
     # Shape of one sample's y: () for a class or a single number, (L,) for tokens, (C,) for labels
     target_shape: tuple[Size, ...] = ()
+    inputs: tuple[Input, ...] = ()  # The arrays of a sample, if it has several
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> DataDescription:
@@ -86,8 +103,10 @@ class DataDescription:
         }
         if not fits[self.targets]:
             raise ValueError(f"targets of shape {shape} are no {self.targets} of {self.classes} values")
-        if text != (self.dtype == "int32") or (text and self.vocabulary < 1):
+        if (text or self.task == "inputs") != (self.dtype == "int32") or (text and self.vocabulary < 1):
             raise ValueError("texts are token ids of a vocabulary, int32, and nothing else is")
+        if self.task == "inputs" and self.feature_shape != (sum(one.values for one in self.inputs),):
+            raise ValueError("the arrays of a sample do not add up to its values")
         if any(len(values) not in (0, 1, scales) for values in (self.mean, self.std)):
             raise ValueError(f"mean and std are one number, or one for each of {scales} channels or columns")
         return self
@@ -110,6 +129,8 @@ class DataDescription:
     @property
     def sample(self) -> str:
         """One sample, in words."""
+        if self.inputs:
+            return ", ".join(f"{one.name} {' x '.join(map(str, one.shape))} {one.dtype}" for one in self.inputs)
         shape = " x ".join(map(str, self.feature_shape))
         words = f", from a vocabulary of {self.vocabulary:,}" if self.task == "text" else ""
         return f"{self.task} of {shape} values, {self.dtype}{words}"
@@ -222,6 +243,10 @@ class Manifest:
         entries = {"schema": SCHEMA_OF_TARGETS, **asdict(self)}
         if self.understood == Understood():
             del entries["understood"]
+        if self.description.inputs:
+            entries["schema"] = SCHEMA_OF_INPUTS
+            return entries
+        del entries["description"]["inputs"]
         if self.description.labeled:
             entries["schema"] = SCHEMA
             for name in ("targets", "target_shape"):  # schema 1 does not have them
@@ -275,7 +300,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise UserError(f"{path} cannot be read ({error.strerror}). Check its permissions") from None
     except ValidationError as error:
         raise UserError(f"{path} is damaged ({first_problem(error)}): {REPREPARE}") from None
-    if (schema := json.loads(text).get("schema")) not in (SCHEMA, SCHEMA_OF_TARGETS):
+    if (schema := json.loads(text).get("schema")) not in (SCHEMA, SCHEMA_OF_TARGETS, SCHEMA_OF_INPUTS):
         raise UserError(f"{path} has the unknown schema {shown(schema, repr)}: {REPREPARE}")
     return manifest
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from fedmpi.local.batched.engine import BatchedEngine
 
 
+OF_ONE_ARRAY = "samples of several arrays, and outputs with logits, are read one client at a time"
+"""Reason to train clients of such a model sequentially."""
 LARGEST_BATCH = 64 << 20
 """Bytes of a client's activations on a CPU above which batching gains nothing: less than those of resnet18."""
 
@@ -96,6 +98,8 @@ def why_not_merged(config: Config, sequential: SequentialEngine) -> str | None:
         return "the forward pass changes parameters, buffers (batch norm) or attributes, or draws random numbers"
     if traits.couples:
         return "a sample's outputs depend on the other samples of its batch, or on random numbers of the model's own"
+    if model.adapts:
+        return OF_ONE_ARRAY
     if model.hooked:
         return "hooks may clip or normalize the gradients of a batch"
     if not model.plain and (reason := why_untraceable(model.module)):
@@ -129,6 +133,8 @@ def _why_one_by_one(config: Config, model: FlatModel, hooks: Hooks | None) -> st
 def why_not_batched(model: FlatModel, description: DataDescription) -> str | None:
     """Return the reason why the batched engine cannot train a model with its loss, None if it can."""
     traits = forward_traits(model, description)
+    if model.adapts:
+        return OF_ONE_ARRAY
     if not model.plain and (traits.keeps or traits.couples or model.hooked):
         return "its forward pass keeps something, draws random numbers, joins the samples of a batch, or has hooks"
     try:

@@ -19,8 +19,10 @@ from fedmpi.common.arithmetic import full_precision
 from fedmpi.common.calling import drawn_from, failure_of, generator_states, kept_generators
 from fedmpi.common.errors import ComponentFailure, UserError, raised
 from fedmpi.common.streams import Streams
+from fedmpi.data.inputs import trial_inputs
 from fedmpi.data.schema import DataDescription
 from fedmpi.models.flat import FlatModel
+from fedmpi.models.inputs import logits_of
 from fedmpi.models.layers import no_masks
 from fedmpi.tasks.evaluation import rows_per_pass
 from fedmpi.tasks.losses import couples_samples
@@ -106,6 +108,9 @@ def _outputs(model: FlatModel, x: Tensor, description: DataDescription, training
     given = x.clone()
     with torch.set_grad_enabled(training), model.seeded(Streams(0), 0, 0):
         outputs = model.module(given)
+        if not model.adapts and not isinstance(outputs, Tensor) and isinstance(logits_of(outputs), Tensor):
+            model.adapts = True
+            return _outputs(model, x, description, training)
     if len([one for one in model.module.parameters() if one.requires_grad]) != len(model.parameters):
         raise UserError(
             "the model's forward pass makes or freezes parameters, which would not be trained. Make them, or freeze "
@@ -227,6 +232,8 @@ def trial_samples(description: DataDescription, rows: int, like: Tensor) -> Tens
     """
     generator = np.random.Generator(np.random.Philox(rows))
     shape = (rows, *description.feature_shape)
+    if description.inputs:
+        return torch.from_numpy(trial_inputs(description, rows, generator)).to(like.device)
     if description.task != "text":
         return torch.from_numpy(generator.standard_normal(shape)).sigmoid().to(device=like.device, dtype=like.dtype)
     words = max(description.vocabulary, 1)

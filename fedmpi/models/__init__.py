@@ -32,6 +32,12 @@ def build(name: Any, options: Mapping[str, Any], description: DataDescription, s
     if isinstance(name, nn.Module):
         return _adapted(copy_of(name), lora, seed)
     part = resolve("model", name)
+    if not part.foreign and description.inputs:
+        arrays = ", ".join(one.name for one in description.inputs)
+        raise UserError(
+            f'model.name = "{name}" takes one array per sample, but the data have several ({arrays}). Write a model '
+            "with these arguments"
+        )
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(Streams(seed).seed64(Purpose.MODEL_INIT))
         takes(part, partial(part.object, **checked), "description")

@@ -19,6 +19,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.registry import Component, resolve
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.models import build
+from fedmpi.models.inputs import adapted, as_written
 from fedmpi.models.isolation import (
     check_memory,
     has_hooks,
@@ -31,7 +32,7 @@ from fedmpi.models.layers import Masks, SentMasks, client_masks, has_dropout, in
 from fedmpi.tasks.losses import CROSS_ENTROPY, Loss
 
 if TYPE_CHECKING:
-    from fedmpi.data.schema import DataDescription
+    from fedmpi.data.schema import DataDescription, Input
 
 OwnLoss = Callable[[nn.Module, Tensor, Tensor], Tensor]
 SPARSE_ABOVE = 4
@@ -50,6 +51,8 @@ class FlatModel:
     `trainable`, `initial` and `layout` describe the shared values, which are communicated. The module is bound to the
     whole vector: personal parameters, shared parameters, shared buffers, personal buffers; see `joined`.
 
+    Calling `module` with packed samples (`data.inputs`) gives it its arrays, and returns the logits of its outputs.
+
     A plain module (`models.isolation`) is always the same object. For any other one, `begin` makes a fresh `module`.
     Its forward pass may store values elsewhere (`self.mean = 0.9 * self.mean + …`, `self.fc.weight.data = …`); they are
     copied into the flat vector when the gradient is known.
@@ -63,12 +66,14 @@ class FlatModel:
         part: Component | None = None,
         rebuild: Callable[[], nn.Module] | None = None,
         personal: Sequence[str] = (),
+        inputs: tuple[Input, ...] = (),
     ):
         check_memory(module)
         self._patterns = personal
         self.loss, self.part, self.device = loss, part, torch.device(device)
         self.plain, self.hooked = is_plain(module), has_hooks(module)
         self.pure = self.plain and not loss.part.foreign  # a step depends on its samples, parameters and masks alone
+        self.inputs, self.adapts = inputs, bool(inputs)
         self.masks, self.sent = Masks(), SentMasks(self.device)
         self.stacked_forms: dict[Any, Any] = {}
         self.least = 1
@@ -109,11 +114,11 @@ class FlatModel:
     ) -> FlatModel:
         """Build the freshly initialized model of a configuration."""
         make, part = partial(build, name, options, description, seed), resolve("model", name)
-        return cls(make(), device, loss, part if part.foreign else None, make, personal)
+        return cls(make(), device, loss, part if part.foreign else None, make, personal, description.inputs)
 
     def _hold(self, module: nn.Module) -> None:
         """Make this the current module."""
-        self.module = module
+        self.module = adapted(module, self.inputs) if self.adapts else module
         own, shared, buffers, own_buffers = self._parts(module)
         self.parameters, self.buffers = own + shared, buffers + own_buffers
         self._values = self.parameters + self.buffers
@@ -368,9 +373,9 @@ def _prepared(module: nn.Module, masks: Masks, device: torch.device) -> nn.Modul
 
 
 def _as_given(module: nn.Module) -> nn.Module:
-    """Return the module in evaluation mode with torch's own dropout."""
+    """Return the module in evaluation mode with its own class and torch's own dropout."""
     remove_dropout(module)
-    return module.eval()
+    return as_written(module).eval()
 
 
 def add_gradients(views: list[Tensor], gradients: Sequence[Tensor | None], alpha: float) -> None:

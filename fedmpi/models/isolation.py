@@ -110,7 +110,7 @@ def maker_of(module: nn.Module, rebuild: Callable[[], nn.Module] | None, *shared
     if rebuild is None or is_plain(module):
         return copied
     try:
-        return rebuild if has_hooks(module) or not copied() else copied
+        return rebuild if has_hooks(module) or copied() is None else copied
     except UserError:
         return rebuild
 

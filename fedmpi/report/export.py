@@ -25,6 +25,7 @@ from fedmpi.common.files import write_named
 from fedmpi.common.types import AnyArray
 from fedmpi.data.schema import DataDescription
 from fedmpi.data.source import Normalizer
+from fedmpi.models.inputs import logits_of
 from fedmpi.records.checkpoint import model_file
 
 ENDINGS = {"safetensors": ".safetensors", "torchscript": ".pt", "onnx": ".onnx"}
@@ -52,7 +53,7 @@ class Deployed(nn.Module):
         """Return logits (b, C) of samples (b, \\*feature_shape)."""
         if self.scaled:
             x = x.to(torch.float32) * self.scale + self.shift
-        logits: Tensor = self.network(x)
+        logits: Tensor = logits_of(self.network(x))
         return logits
 
 
@@ -69,6 +70,8 @@ def export(folder: Path, form: str, out: Path | None = None) -> tuple[Path, floa
         content = model_file(network)
     else:
         description = DataDescription(**run.summary["data"])
+        if description.inputs:
+            raise UserError(f"--format {form} needs samples of one array. Export safetensors")
         model = Deployed(network, description).eval()
         batches = [_samples(description, count) for count in SAMPLES]
         with torch.inference_mode(), _quietly(form):

@@ -113,7 +113,7 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("that of x is", {"test": (X[:10, 0], Y[:10])}),
     ("x holds no value", {"x": X[:0], "y": Y[:0], "owner": OWNER[:0]}),
     ("task", {"task": "sound"}),
-    ("a list", {"x": [[1, 2], [3]]}),
+    ("a list", {"x": [[[1], [2, 3]], [[4], [5]]]}),
     ("'q', who owns none", {"owner": OWNER.astype(str), "val": (X[:1], Y[:1], ["q"])}),
     ("val's owner holds 6", {"val": (X[:1], Y[:1], [6])}),
     ("features and labels", {"val": (X[:3],)}),

@@ -13,15 +13,18 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from pyarrow import parquet as pq
 
+import fedmpi
 from data_prep.formats import own
 from data_prep.formats.own import value_codes
 from data_prep.holdout import stratified_rows, train_test_groups
 from fedmpi.data.opening import open_store
+from fedmpi.models.inputs import unpacked
 from tests.data_prep.command import main
 
 RNG = np.random.default_rng(36)
@@ -584,3 +587,39 @@ def test_hdf5_that_cannot_be_read_is_rejected(tmp_path: Path, prepared: Prepared
     assert "x and y are needed" in prepared(hdf5(tmp_path / "c.h5", {}, features=X, y=Y))
     (tmp_path / "a.h5").rename(tmp_path / "train1.h5")
     assert "holds 3 HDF5 files (b.h5, c.h5, train1.h5)" in prepared(tmp_path)
+
+
+def test_several_arrays_are_read_from_all_files(tmp_path: Path, prepared: Prepared):
+    """The stored samples are those of ClientArrays; a column of lists is padded, as its targets are."""
+    known = np.arange(4) < 1 + COUNT[:, None] % 4
+    lines, x = [row[here] for row, here in zip(IDS, known, strict=True)], {"ids": IDS, "facts": X.astype(np.float32)}
+    arrays = {f"x/{name}": values for name, values in x.items()} | {"y": Y, "user": COUNT % 2}
+    arrays |= {f"x_test/{name}": values[:9] for name, values in x.items()} | {"y_test": Y[:9]}
+    np.savez(tmp_path / "two.npz", **arrays)
+    with h5py.File(tmp_path / "two.h5", "w") as file:
+        for name, values in arrays.items():
+            file[name] = values
+    expected = fedmpi.ClientArrays(x, Y, COUNT % 2, test=({name: one[:9] for name, one in x.items()}, Y[:9])).store
+    for file_name in ("two.npz", "two.h5"):
+        store, manifest = prepared(tmp_path / file_name, "--partition", "user")
+        assert manifest["schema"] == "fedmpi-shards/3"
+        assert {*store.description.inputs} == {*expected.description.inputs}, "HDF5 sorts its names"
+        samples = []
+        for one in (store, expected):
+            arrays, y = unpacked(torch.from_numpy(everything(one)[0]), one.description.inputs), everything(one)[1]
+            order = arrays["facts"][:, 0].numpy().argsort(kind="stable")  # a partition shuffles the samples of a client
+            samples.append([*(arrays[name].numpy()[order] for name in x), y[order]])
+        assert all(np.array_equal(*pair) for pair in zip(*samples, strict=True))
+    table = {"ids": list(lines), "age": A, "group": COUNT, "label": list(lines), "user": COUNT % 2}
+    words = ("--partition", "user", "--inputs", "ids,age,group", "--split", "users")
+    store, _ = prepared(parquet(tmp_path / "t.parquet", table), *words)
+    of_table = {"ids": lines, "age": A, "group": COUNT}
+    expected = fedmpi.ClientArrays(of_table, lines, COUNT % 2, test=(of_table, lines)).description
+    assert store.description.inputs == expected.inputs and store.description.target_shape == (4,)
+    assert [one.dtype for one in expected.inputs] == ["int64", "float32", "int64", "bool"]
+    store, _ = prepared(csv(tmp_path / "t.csv", {"a": A, "n": COUNT, "label": Y}), "--inputs", "n,a")
+    assert [(one.name, one.dtype) for one in store.description.inputs] == [("n", "int64"), ("a", "float32")]
+    both = prepared(tmp_path / "t.csv", "--inputs", "n", "--features", "a")
+    assert "--inputs and --features both name the columns" in both
+    assert "--task has no effect on samples of several arrays" in prepared(tmp_path / "two.npz", "--task", "text")
+    assert "each sample needs numbers" in prepared(csv(tmp_path / "w.csv", {"a": WORDS, "label": Y}), "--inputs", "a")

@@ -20,6 +20,8 @@ from torch import nn
 
 import fedmpi
 from data_prep.__main__ import run as prepare
+from tests.local.test_inputs import WORDS, Words, data
+from tests.local.test_inputs import run as several
 from tests.mpi.launch import run_mpi
 from tests.quick_end import end_quickly
 from tests.test_training_own_models import outcomes
@@ -91,6 +93,7 @@ def main() -> None:
         "patient": facts_of(fedmpi.run("fedavg", PATIENT)),
         "calls": calls,
         "own models": outcomes(),
+        "several inputs": facts_of(several(Words, data(WORDS), {"server.exact": True})),
         "mapped": mapped_after_runs(),
     }
     (folder / f"{rank}.json").write_text(json.dumps(found))
@@ -148,6 +151,9 @@ def test_own_models_are_trained_and_rejected_as_on_one_rank(found: Found):
     alone = outcomes()
     assert [ranks["own models"] for ranks in found] == [alone] * 3
     assert [line.partition(":")[0] for line in alone[1:4]] == ["UserError"] * 3 and alone[5].startswith("Divergence")
+    alone = facts_of(several(Words, data(WORDS), {"server.exact": True}))
+    assert found[0]["several inputs"]["records"] == alone["records"]
+    assert [ranks["several inputs"]["summary"][-1] for ranks in found] == [alone["summary"][-1]] * RANKS
 
 
 def test_windows_are_freed_after_every_run(found: Found):
