@@ -130,7 +130,8 @@ class DataDescription:
     def sample(self) -> str:
         """One sample, in words."""
         if self.inputs:
-            return ", ".join(f"{one.name} {' x '.join(map(str, one.shape))} {one.dtype}" for one in self.inputs)
+            shapes = [" x ".join(map(str, one.shape)) or "1" for one in self.inputs]
+            return ", ".join(f"{one.name}: {shape} {one.dtype}" for one, shape in zip(self.inputs, shapes, strict=True))
         shape = " x ".join(map(str, self.feature_shape))
         words = f", from a vocabulary of {self.vocabulary:,}" if self.task == "text" else ""
         return f"{self.task} of {shape} values, {self.dtype}{words}"

@@ -90,7 +90,8 @@ def _named(model: FlatModel, description: DataDescription) -> Iterator[None]:
     except (UserError, ComponentFailure, KeyboardInterrupt):
         raise
     except BaseException as error:  # a sys.exit() in a model must not end the run as if it were done
-        samples = f"{description.task} samples of shape {tuple(description.feature_shape)}"
+        shape = f"{description.task} samples of shape {tuple(description.feature_shape)}"
+        samples = f"samples of {description.sample}" if description.inputs else shape
         problem = f"cannot read {samples} (synthetic, before the first round): {raised(error)}"
         if model.part is None:
             raise UserError(f"the model {problem}") from error

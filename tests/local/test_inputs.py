@@ -115,7 +115,7 @@ def test_a_run_on_shards_that_is_resumed_gives_the_same_bits(tmp_path: Path, cap
     assert run(Words, shards, out=out, on_round=lambda record: None, stop=lambda: True).ending == "stopped"
     done = run(Words, shards, out=out, resume=True)
     assert outcome(done) == expected and type(done.model) is Words
-    assert "ids 6 int64, mask 6 bool" in dict(fedmpi.data.opening.open_store(shards).manifest.facts())["sample"]
+    assert "ids: 6 int64, mask: 6 bool" in dict(fedmpi.data.opening.open_store(shards).manifest.facts())["sample"]
 
 
 def test_logits_of_an_object_or_a_dict_are_the_outputs() -> None:
