@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from fedmpi.common.errors import Divergence
 
 FEATURES = 6
 SEQUENTIAL = {"local.engine": "sequential"}
+DROPPED = {"local.drop_last": True, "server.weights": "uniform"}
 
 
 def arrays(sizes: tuple[int, ...] = (20, 20), positive: bool = False) -> ClientArrays:
@@ -262,3 +264,43 @@ def outcome(model: Any, data: ClientArrays, more: Mapping[str, Any] | None = Non
         return " ".join(f"{one:.4f}" for one in values(run(model, data, more)).double()[:5].tolist())
     except Exception as error:
         return f"{type(error).__name__}: {error}"
+
+
+# Integer buffers
+
+
+class Cumulative(nn.Sequential):
+    """Batch norm that averages over all batches so far, which it counts in an integer buffer."""
+
+    def __init__(self, description: Any = None):
+        torch.manual_seed(5)
+        width = FEATURES if description is None else int(np.prod(description.feature_shape))
+        classes = 3 if description is None else description.classes
+        super().__init__(nn.Flatten(), nn.Linear(width, 8), nn.BatchNorm1d(8, momentum=None), nn.Linear(8, classes))
+
+
+def test_integer_buffers_are_combined_by_their_maximum_as_in_a_plain_loop() -> None:
+    data = arrays((20, 9, 30))
+    found = run(Cumulative(), data, {"rounds": 3, "local.epochs": 4, "local.batch_size": 10, **DROPPED})
+    counted = int(found.model[2].num_batches_tracked)
+    assert counted == 3 * 4 * 3  # batches of the largest client
+    done = run(Cumulative(), data, {"rounds": 3, "local.epochs": 4, "local.batch_size": "all", **DROPPED})
+    model, owner = Cumulative(), np.repeat(np.arange(3), (20, 9, 30))
+    for _ in range(3):
+        states = []
+        for client in range(3):
+            own, rows = copy.deepcopy(model).train(), owner == client
+            for _ in range(4):
+                x, y = torch.from_numpy(data.x[rows]), torch.from_numpy(data.y[rows])
+                loss = nn.functional.cross_entropy(own(x), y)
+                gradients = torch.autograd.grad(loss, [*own.parameters()])
+                with torch.no_grad():
+                    for value, gradient in zip(own.parameters(), gradients, strict=True):
+                        value -= 0.1 * gradient
+            states.append(own.state_dict())
+        joined = {name: torch.stack([state[name] for state in states]) for name in states[0]}
+        model.load_state_dict(
+            {name: all.mean(0) if all.is_floating_point() else all.amax(0) for name, all in joined.items()}
+        )
+    for name, value in model.state_dict().items():
+        assert torch.allclose(done.model.state_dict()[name], value, atol=1e-5), name

@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import fedmpi
 from fedmpi.aggregation.aggregators import Aggregator
@@ -112,6 +112,16 @@ class RunData:
         return self.store.manifest.digest
 
 
+class Shared(Protocol):
+    """Part with a state that is equal on all ranks."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the state, for a checkpoint."""
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Restore the state of a checkpoint."""
+
+
 @dataclass
 class Experiment:
     """Everything that a rank needs for its share of a run."""
@@ -128,6 +138,7 @@ class Experiment:
     single_updates: SingleUpdates | None  # Applies functions to every client's own update; None if sums are enough
     view: ClientsView | None  # Evaluates the model on single clients
     remembering: tuple[Remembering, ...]  # Components whose state rank 0 keeps
+    shared: tuple[Shared, ...]  # Parts whose state all ranks keep
 
     @classmethod
     def connect(cls, config: Config, cluster: Cluster | None = None) -> Experiment:
@@ -181,6 +192,7 @@ class Experiment:
             single_updates=one_by_one(cluster, model, losses, weighing, aggregator),
             view=view,
             remembering=(decisions.sampler, weighing, aggregator),
+            shared=(model,),
         )
 
     def close(self) -> None:

@@ -32,8 +32,8 @@ class SavedState:
 
     Tensors: the model; that of the best round so far; the moments of the server optimizer; the server's vectors of the
     local algorithm; the strata, the accounts, the workers' speeds and the sampler's numbers (`Decisions`); the state of
-    sampler, weights and aggregator; how often clients were selected; and the residuals of compression. Clients'
-    vectors of the local algorithm and their personal values are in a separate file.
+    sampler, weights and aggregator; integer buffers of the model; how often clients were selected; and the residuals of
+    compression. Clients' vectors of the local algorithm and their personal values are in a separate file.
     """
 
     def __init__(self, experiment: Experiment, recorder: Recorder | None):
@@ -150,6 +150,7 @@ class SavedState:
         return {
             **{f"server.{name}": value for name, value in self.optimizer.state().items()},
             **self.decisions.state(),
+            **{name: value for part in self.experiment.shared for name, value in part.state().items()},
             **{name: value for part in self.experiment.remembering for name, value in part.state().items()},
             **({} if self.view is None else self.view.state()),
             **({} if self.hooks is None else self.hooks.server_tensors()),
@@ -160,6 +161,7 @@ class SavedState:
         """Send rank 0's checkpoint to every rank; return the first round and the model, if there is one."""
         names = ["model", *(f"server.{name}" for name in self.optimizer.names), *RESIDUALS]
         names += [] if self.hooks is None else self.hooks.server_tensors()
+        names += [name for part in self.experiment.shared for name in part.state()]
         arrays = None
         if self.cluster.is_server:
             saved = checkpoint.tensors if checkpoint else {}
@@ -175,6 +177,8 @@ class SavedState:
             log.info("at most %d clients train at once, as in all rounds of this run", self.net.clients_at_once)
         moments = {name.removeprefix("server."): t for name, t in tensors.items() if name.startswith("server.")}
         self.optimizer.load(moments, int(received[0][0]))
+        for shared in self.experiment.shared:
+            shared.load(tensors)
         if self.hooks is not None:
             self.hooks.load_server(tensors)
         if self.transport is not None:

@@ -289,6 +289,7 @@ class Trainer:
         if self.worker.seen is not None:
             self.worker.seen.start = model
         rule = self.worker.rule(plan)
+        self.sequential.model.reset_integers()
         with self.loss.kept_generators():
             done = self._trained(plan, model, rule, total, trial)
         if self.hooks is not None:
@@ -296,7 +297,8 @@ class Trainer:
         return replace(done, cost=self.worker.cost(plan, done.report), steady=not first)
 
     def check(self, plan: Plan, sums: dict[str, float]) -> None:
-        """Compare the round's work, summed over all ranks, with the plan; see `reduce.check_work`."""
+        """Compare the work of all ranks with the plan (`reduce.check_work`), and combine the integer buffers."""
+        self.sequential.model.combine_integers(self.cluster.maxima)
         trainable = self.worker.sizes_of(plan) >= self.sequential.model.least
         expected = int(np.count_nonzero(trainable)) if self.worker.uses_all(plan) else None
         check_work(plan, sums, expected, visits(self.config) if len(plan.mediators) else None)

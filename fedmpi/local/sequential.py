@@ -214,6 +214,7 @@ class SequentialEngine:
                         optimizer.finish()
                     report.steps += 1
                     report.loss_count += len(batch_y)
+            self.model.note_integers()
             if given is not w:
                 given.copy_(w)
             if wait:

@@ -10,6 +10,7 @@ from functools import cached_property, partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -18,11 +19,13 @@ from fedmpi.common.calling import kept_generators, seed_generators
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import Component, resolve
 from fedmpi.common.streams import Purpose, Streams
+from fedmpi.common.types import Ints
 from fedmpi.models import build
 from fedmpi.models.inputs import adapted, as_written
 from fedmpi.models.isolation import (
     check_memory,
     has_hooks,
+    integer_buffers,
     is_plain,
     maker_of,
     seed_held_generators,
@@ -44,8 +47,8 @@ class FlatModel:
 
     Buffers such as batch norm's statistics are communicated and averaged like parameters. The vector excludes values
     that never change or cannot be averaged: frozen parameters (requires_grad = False), integer buffers, float buffers
-    that are not finite, non-persistent buffers. The module's dropout layers
-    become those of `models.layers`.
+    that are not finite, non-persistent buffers. Integer buffers of the state dict, such as batch norm's number of
+    batches, are combined by their maximum. The module's dropout layers become those of `models.layers`.
 
     Parameters and buffers that match a pattern of `personal` by name or layer class stay on the clients. Then `size`,
     `trainable`, `initial` and `layout` describe the shared values, which are communicated. The module is bound to the
@@ -83,6 +86,8 @@ class FlatModel:
         self._fresh = maker_of(module, rebuild and (lambda: prepared(rebuild())), self.masks)
         self._viewed: tuple[Tensor, list[Tensor]] | None = None
         self._hold(module if self.plain else self._fresh())
+        self._integers = [_at(place).clone() for place in self._counted]
+        self._largest = [one.clone() for one in self._integers]  # of the clients of this round
         if not self.parameters:
             raise UserError("the model has no trainable parameters. Set requires_grad of at least one")
         self.dtype, kinds = self.parameters[0].dtype, {value.dtype for value in self._values}
@@ -123,6 +128,7 @@ class FlatModel:
         self.parameters, self.buffers = own + shared, buffers + own_buffers
         self._values = self.parameters + self.buffers
         self._counts = [(one, one.clone()) for one in module.buffers() if not one.is_floating_point()]
+        self._counted = integer_buffers(module)
         self.embeddings = [
             part
             for part in module.modules()
@@ -180,6 +186,8 @@ class FlatModel:
             self.module.train()  # it may leave layers in evaluation mode
         for count, first in self._counts:
             count.copy_(first)
+        for place, value in zip(self._counted, self._integers, strict=True):
+            _at(place).copy_(value)
         self.loss.begin()
         self.bind(self.joined(flat) if len(flat) == self.size else flat)
 
@@ -200,6 +208,35 @@ class FlatModel:
     def personal_of(self, whole: Tensor) -> Tensor:
         """Return a copy of the personal values (p,) in a whole vector."""
         return torch.cat([whole[: self.shared.start], whole[self.shared.stop :]])
+
+    def reset_integers(self) -> None:
+        """Forget the integer buffers of earlier clients."""
+        for largest, value in zip(self._largest, self._integers, strict=True):
+            largest.copy_(value)
+
+    def note_integers(self) -> None:
+        """Take note of the integer buffers that a client's training leaves."""
+        for place, largest in zip(self._counted, self._largest, strict=True):
+            largest.copy_(torch.maximum(largest, _at(place)))
+
+    def combine_integers(self, maxima: Callable[[Ints], Ints]) -> None:
+        """Set the integer buffers of the global model, given a function that returns the largest of all ranks."""
+        if self._largest:
+            self._set_integers(maxima(_joined(self._largest).numpy()))
+
+    def _set_integers(self, values: Ints) -> None:
+        parts = np.split(values, np.cumsum([one.numel() for one in self._integers])[:-1])
+        for one, part in zip(self._integers, parts, strict=True):
+            one.copy_(torch.from_numpy(part).view(one.shape))
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the integer buffers of the global model, for a checkpoint."""
+        return {"integers": _joined(self._integers)} if self._integers else {}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Restore the integer buffers of a checkpoint."""
+        if "integers" in state:
+            self._set_integers(state["integers"].cpu().numpy())
 
     def look(self, flat: Tensor) -> None:
         """Reset as in `begin`, for passes that must not change `flat`: modules that are not plain get a copy of it."""
@@ -292,6 +329,8 @@ class FlatModel:
         own = [one for part in self._parts(made) for one in part]
         for value, view in zip(own, self._cut(self.joined(values)), strict=True):
             value.data = view.clone()
+        for place, number in zip(integer_buffers(made), self._integers, strict=True):
+            _at(place).copy_(number)
         return _as_given(made).to("cpu")
 
     @property
@@ -364,6 +403,18 @@ class FlatModel:
 def _matches(pattern: str, part: nn.Module, name: str) -> bool:
     """Check whether a pattern matches the name of a layer's value, or the class of the layer."""
     return fnmatchcase(name, pattern) or fnmatchcase(type(part).__name__, pattern)
+
+
+def _at(place: tuple[dict[str, Tensor | None], str]) -> Tensor:
+    """Return the buffer at a place, which a forward pass may have replaced."""
+    held, name = place
+    buffer = held[name]
+    assert buffer is not None
+    return buffer
+
+
+def _joined(buffers: Sequence[Tensor]) -> Tensor:
+    return torch.cat([one.reshape(-1).long().cpu() for one in buffers])
 
 
 def _prepared(module: nn.Module, masks: Masks, device: torch.device) -> nn.Module:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from functools import partial
 from typing import Any
 
@@ -129,14 +129,24 @@ def seed_held_generators(module: nn.Module, seed: int) -> None:
 
 def travelling_buffers(module: nn.Module) -> list[Tensor]:
     """Return the float buffers of the state dict, each once, except masks of −∞, which cannot be averaged."""
-    found: dict[int, Tensor] = {}
+    found = (buffer for *_, buffer in _persistent(module) if buffer.is_floating_point())
+    return [buffer for buffer in found if bool(buffer.isfinite().all())]
+
+
+def integer_buffers(module: nn.Module) -> list[tuple[dict[str, Tensor | None], str]]:
+    """Return the places of the integer buffers of the state dict, each once."""
+    found = _persistent(module)
+    return [(held, name) for held, name, one in found if not (one.is_floating_point() or one.is_complex())]
+
+
+def _persistent(module: nn.Module) -> Iterator[tuple[dict[str, Tensor | None], str, Tensor]]:
+    """Yield the place of each buffer of the state dict, and the buffer."""
+    seen = set()
     for owner in module.modules():
         for name, buffer in owner._buffers.items():
-            if buffer is None or name in owner._non_persistent_buffers_set or not buffer.is_floating_point():
-                continue
-            if bool(buffer.isfinite().all()):
-                found.setdefault(id(buffer), buffer)
-    return list(found.values())
+            if buffer is not None and name not in owner._non_persistent_buffers_set and id(buffer) not in seen:
+                seen.add(id(buffer))
+                yield owner._buffers, name, buffer
 
 
 def check_memory(module: nn.Module) -> None:

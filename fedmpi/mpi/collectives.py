@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpi.common.types import AnyArray, Bytes
+from fedmpi.common.types import AnyArray, Bytes, Ints
 from fedmpi.mpi.device import core_mask, cores_allowed
 
 Reduction = Literal["auto", "window", "allreduce", "device"]
@@ -187,18 +187,23 @@ class Communicators:
 
 def maximum(comm: MPI.Intracomm, value: int) -> int:
     """Return the largest of the ranks' integers, on all ranks, after a polite wait."""
-    return _agreed(comm, value, "MAX")
+    return int(maxima(comm, np.array([value]))[0])
+
+
+def maxima(comm: MPI.Intracomm, values: Ints) -> Ints:
+    """Return the largest of the ranks' integers at each place, on all ranks, after a polite wait."""
+    return _agreed(comm, values, "MAX")
 
 
 def total(comm: MPI.Intracomm, value: int) -> int:
     """Return the sum of the ranks' integers, on all ranks, after a polite wait."""
-    return _agreed(comm, value, "SUM")
+    return int(_agreed(comm, np.array([value]), "SUM")[0])
 
 
-def _agreed(comm: MPI.Intracomm, value: int, operation: str) -> int:
+def _agreed(comm: MPI.Intracomm, values: Ints, operation: str) -> Ints:
     from mpi4py import MPI
 
     meet(comm)
-    result = np.empty(1, np.int64)
-    comm.Allreduce(np.array([value], np.int64), result, op=getattr(MPI, operation))
-    return int(result[0])
+    result = np.empty(len(values), np.int64)
+    comm.Allreduce(values.astype(np.int64), result, op=getattr(MPI, operation))
+    return result

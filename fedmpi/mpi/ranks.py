@@ -22,6 +22,7 @@ from fedmpi.mpi.collectives import (
     Reduction,
     broadcast_message,
     gather_messages,
+    maxima,
     maximum,
     meet,
     packed,
@@ -139,6 +140,10 @@ class Cluster:
     def maximum(self, value: int) -> int:
         """Return the largest of the ranks' integers, on all ranks."""
         return value if self._comms is None else maximum(self._comms.world, value)
+
+    def maxima(self, values: Ints) -> Ints:
+        """Return the largest of the ranks' integers at each place, on all ranks."""
+        return values if self._comms is None else maxima(self._comms.world, values)
 
     def sum_tensor(self, count: int, dtype: DTypeLike, device: torch.device | None = None) -> torch.Tensor:
         """Return this rank's slot of a buffer that the next `reduce_tensor` sums.

@@ -34,6 +34,9 @@ STATES = {
     "what compression lost": (f"{ALL} compression=top-k compression.fraction=0.1 compression.error_feedback=true"),
     "state of the weights": f"{SOME} server.weights=docs.examples.easing:Easing",
     "state of the aggregator": f"{SOME} server.aggregator=docs.examples.trust:Trust",
+    "batches that batch norm has counted": (
+        "model=tests.test_training_own_models:Cumulative clients.sampler=all local.drop_last=true"
+    ),
     "groups made once": (
         f"{ALL} topology=mediators topology.regroup=once topology.clients_per_mediator=3 "
         "topology.scheduling=random clients.availability=bernoulli clients.availability.probability=0.7"
