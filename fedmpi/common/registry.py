@@ -83,7 +83,7 @@ KINDS = {
         Kind("server optimizer", "server.optimizer", ("fedmpi.aggregation.server_optimizers",)),
         Kind("compressor", "compression", ("fedmpi.updates.compression",)),
         Kind("attack", "attack", ("fedmpi.updates.attacks",)),
-        Kind("local algorithm", "local.algorithm", ("fedmpi.local.algorithms",)),
+        Kind("local algorithm", "local.algorithm", ("fedmpi.local.algorithms", "fedmpi.local.personalization")),
         Kind("local optimizer", "local.optimizer", ("fedmpi.local.optimizers",), given=("lr",)),
         Kind("schedule", "local.schedule", ("fedmpi.local.optimizers",)),
         Kind("model", "model", ("fedmpi.models.image_models", "fedmpi.models.text_models"), late=True),

@@ -157,7 +157,7 @@ def _by_step(c: ConfigTables) -> Rows:
     for key, needs in {
         "topology": _mediators(c),
         "server.weights": _learns(c),
-        "local.algorithm": algorithm is not None and not algorithm[0].foreign,
+        "local.algorithm": algorithm is not None and (not algorithm[0].foreign or algorithm[1].train is not None),
     }.items():
         yield by_step and needs, f"local.schedule_unit {key}", 'it needs one learning rate per round. Set "round"'
 
@@ -257,7 +257,8 @@ def _personal(c: ConfigTables) -> Rows:
     """Choices that need the whole model on the server, or would move personal values with the shared ones."""
     if not c.local.personal:
         return
-    needs, measures = {*_needs(c)}, {*_needs(c, "measures")}
+    needs, measures, found = {*_needs(c)}, {*_needs(c, "measures")}, local_algorithm(c)
+    whole = found is not None and found[1].personal_model is not None
     gradients = "norms" in needs or ("strata" in needs and not of_labels(c))
     tried = gradients or (needs | measures) & {*MEASURABLE} or measures & {*UPDATES}
     measured = "clients are measured on the global model, whose personal values are untrained. Choose another one"
@@ -265,6 +266,7 @@ def _personal(c: ConfigTables) -> Rows:
         ("topology", _mediators(c), 'the whole model goes from client to client. Set topology = "star"'),
         ("privacy.clip_norm", c.privacy.clip_norm is not None, "clients keep more than they send, so no ε holds"),
         ("clients.sampler", bool(tried), measured),
+        ("local.algorithm", whole, "its personal models are whole models. Leave one of them out"),
         ("samples.sampler", bool(c.samples.sampler.marks.get("needs")), measured),
         ("server.weights", _learns(c), measured),
         ("logging.diagnostics", c.logging.diagnostics, "losses are measured on the global model. Switch one off"),

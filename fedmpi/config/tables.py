@@ -163,8 +163,8 @@ class LocalTable(Table):
     """Local training of a selected client."""
 
     algorithm: Annotated[Component, chooses("local algorithm", "plain")] = Component("local algorithm", "plain")
-    """plain: the optimizer's steps on the client's own loss; scaffold, feddyn, fednova; or a custom
-    "package.module:class", a fedmpi.LocalAlgorithm."""
+    """plain: the optimizer's steps on the client's own loss; scaffold, feddyn, fednova; fedrep, ditto, per-fedavg; or a
+    custom "package.module:class", a fedmpi.LocalAlgorithm."""
     optimizer: Annotated[Component, chooses("local optimizer", "sgd")] = Component("local optimizer", "sgd")
     """sgd (options momentum, nesterov, weight_decay); adam; or a custom "package.module:object": object(parameters,
     lr=η, **options) returns an object with step(), as a torch.optim.Optimizer, new for every client and round. Clients

@@ -25,7 +25,7 @@ from fedmpi.common.plan import Plan
 from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.task_kinds import CLASSIFICATION, KINDS
-from fedmpi.common.types import Floats, Ints
+from fedmpi.common.types import Bools, Floats, Ints
 from fedmpi.config import Config
 from fedmpi.config.tables import EvaluationTable
 from fedmpi.core.placement import Layout
@@ -35,7 +35,7 @@ from fedmpi.data.schema import DataDescription
 from fedmpi.data.shards import ShardStore
 from fedmpi.data.source import RESIDENT_BYTES, ClientData, loaded_ahead
 from fedmpi.local.traits import couples_in_evaluation, rows_of_a_pass
-from fedmpi.local.work import LARGEST_LOSS, ClientTask, check_update, named_client
+from fedmpi.local.work import LARGEST_LOSS, ClientTask, check_loss, check_update, named_client
 from fedmpi.models.flat import FlatModel
 from fedmpi.mpi import Cluster
 from fedmpi.records.history import Record
@@ -211,10 +211,12 @@ class ClientsView:
         table = {} if gathered is None else self._table(plan.round, clients, gathered)
         if self.hooks is not None and self.hooks.personalizes:
             (used,) = self.cluster.broadcast([self.used] if self.cluster.is_server else None)
+            used = used > 0 if self.hooks.kept else np.ones(len(used), bool)
+            self.hooks.begin(plan.round, w, {})
             if self.homes is not None:
-                trained = clients[used[clients] > 0]
+                trained = clients[used[clients]]
                 self.homes.bring(trained, self.layout.ranks(self.layout.owners(trained)))
-            gathered = self._gathered(self._owned(clients), partial(self._personal, plan.round, w, used))
+            gathered = self._gathered(self._owned(clients), partial(self._personal, plan, w, used))
             if gathered is not None:
                 table |= {f"personal_{name}": column for name, column in self._scores(gathered).items()}
         return table or None
@@ -236,15 +238,18 @@ class ClientsView:
         first, last = np.searchsorted(clients, self.layout.owned)
         return [clients[first:last]]
 
-    def _personal(self, t: int, w: Tensor, used: Ints, clients: Ints) -> Floats:
+    def _personal(self, plan: Plan, w: Tensor, used: Bools, clients: Ints) -> Floats:
         """Return the sums (k, 4) of a part's clients, each for its personal model; NaN before the first selection."""
-        assert self.hooks is not None
         sums = np.full((len(clients), 4), np.nan)
         for place in np.flatnonzero(used[clients]).tolist():
-            with named_client(client := int(clients[place]), self.cluster.rank):
-                own = self.hooks.model_of(client, w)
-            sums[place] = self._evaluated(t, own, clients[place : place + 1])
+            own = self._personal_model(int(clients[place]), w, plan)
+            sums[place] = self._evaluated(plan.round, own, clients[place : place + 1])
+            check_loss(sums[place, LOSS], plan.lr)
         return sums
+
+    def _personal_model(self, client: int, w: Tensor, plan: Plan) -> Tensor:
+        """Return the whole vector of a client's personal model at the shared values w (d,)."""
+        return self.engine.personal_model(client, w, self.worker.rule(replace(plan, one_step=False)), plan.round)
 
     def state(self) -> dict[str, Tensor]:
         """Return how often each client was selected, for a checkpoint."""
@@ -319,7 +324,7 @@ class ClientsView:
         samples = loaded_ahead(self.engine.load, tasks, w.device)
         for place, task in enumerate(tasks):
             with named_client(task.client, self.cluster.rank):
-                start = self.hooks.model_of(task.client, w) if self.hooks and self.model.personal else w
+                start = self._personal_model(task.client, w, plan) if self.model.personal else w
                 self.engine.advance(self._point.copy_(start), task, rule, plan.round, samples)
                 check_update(self._point - start, rule.lr)
             sums[place] = self._evaluated(plan.round, self._point, clients[place : place + 1])
@@ -351,8 +356,7 @@ def facts_of(table: Columns) -> Record:
         if score not in table:
             continue
         values, samples = table[score], table["samples"].astype(np.float64)
-        trained = table["times_used"] > 0 if score.startswith("personal") else np.ones(len(values), bool)
-        known = trained if score.endswith("loss") else trained & ~np.isnan(values)
+        known = np.ones(len(values), bool) if score in ("loss", "tuned_loss") else ~np.isnan(values)
         if known.any():
             measures = spread_over_clients(
                 values[known], samples[known], "smallest" if score.endswith("loss") else "largest"

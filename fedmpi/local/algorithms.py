@@ -109,6 +109,19 @@ class LocalAlgorithm:
     objective : None or method
         `objective(self, module, x, y, client, server, generator)` returns the loss of a batch and replaces the loss of
         the task. Its gradient is taken through `module`. Clients are then trained sequentially.
+    train : None or method
+        `train(self, client, server, steps, generator)` does a client's local work by calls of `steps`. Clients are then
+        trained sequentially. `steps()` takes the local steps on the client's model. Its keywords are `epochs`, or
+        `steps` (a number), and `lr` instead of those of `local`; `only`: "personal" or "shared", which values change;
+        `towards` (d,) and `proximal_mu`: a proximal pull. `steps(start)` with a vector (d,) trains a copy from there
+        instead, on the loss of the task, without corrections and counts. Both return the values (d,).
+    personal_model : None or method
+        `personal_model(self, client, server, steps)` returns the model (d,) with which a client is evaluated. It must
+        not change `client`. `server.model` is the new global model, and `steps` is that of `train`.
+    from_initial : tuple of str
+        Vectors of `client_state` that start as the initial model instead of zero.
+    task_loss : function
+        `task_loss(outputs, targets)` returns the mean loss () of the task; set before `start`.
     counts_once : bool
         True rejects cohorts in which a client counts more than once.
     """
@@ -121,6 +134,10 @@ class LocalAlgorithm:
     sent: ClassVar[Sequence[str] | None] = None
     proximal_mu: float = 0.0
     objective: Callable[..., Tensor] | None = None
+    train: Callable[..., None] | None = None
+    personal_model: Callable[..., Tensor] | None = None
+    from_initial: ClassVar[Sequence[str]] = ()
+    task_loss: Callable[[Tensor, Tensor], Tensor]
     counts_once: ClassVar[bool] = False
 
     def refuses(self, config: Config) -> str | None:

@@ -119,8 +119,9 @@ def _why_one_by_one(config: Config, model: FlatModel, hooks: Hooks | None) -> st
         return "local.personal: each client starts from its own values"
     if config.local.optimizer.foreign:
         return f'local.optimizer = "{config.local.optimizer.name}" steps on the parameters of one client'
-    if hooks is not None and hooks.own_loss:
-        return f"local.algorithm = {hooks.part.name!r} has its own objective()"
+    if hooks is not None and (hooks.own_loss or hooks.trains):
+        own = "objective" if hooks.own_loss else "train"
+        return f"local.algorithm = {hooks.part.name!r} has its own {own}()"
     if model.embeddings and (config.local.clip_norm or config.local.optimizer.values.get("weight_decay")):
         return (
             "local.clip_norm and weight_decay concern the vectors of all words, not only of those in a client's texts"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -35,6 +35,8 @@ HOOKS = {
     "start": ("module", "layout", "generator"),
     "correction": ("client", "server", "generator"),
     "objective": ("module", "x", "y", "client", "server", "generator"),
+    "train": ("client", "server", "steps", "generator"),
+    "personal_model": ("client", "server", "steps"),
     "finish": ("client", "server", "work", "generator"),
     "server_step": ("server", "update", "sums", "totals", "generator"),
     "refuses": ("config",),
@@ -73,7 +75,8 @@ class Hooks:
         """Lengths of the vectors of a client's record."""
         if model.personal:
             self.kept["personal"] = model.personal
-        self.personalizes = model.personal > 0
+        self.trains = algorithm.train is not None
+        self.personalizes = model.personal > 0 or algorithm.personal_model is not None
         self.finishes = overrides(algorithm, "finish") or bool(self.kept)
         self.own_loss = algorithm.objective is not None
         self.steps_server = overrides(algorithm, "server_step")
@@ -88,23 +91,26 @@ class Hooks:
         self._accumulators: Mapping[str, Accumulator] = {}
         self._round, self._start = 0, model.initial
         self._kept: list[tuple[int, str, Tensor]] = []
+        algorithm.task_loss = model.loss.mean
         if overrides(algorithm, "start"):
             with calling(part):
                 algorithm.start(model.copy(model.initial), model.layout, streams.generator(Purpose.ALGORITHM_START))
 
     def _state(self, memory: float) -> ClientState:
         """Return the store of the clients' records: one row per vector, or one row of all if they differ in length."""
-        model, names, values = self.model, self.client_state, self.model.size
-        if not model.personal:
-            return ClientState(names, values, model.dtype, memory, model.device)
-        zeros = model.initial.new_zeros(len(names) * values)
-        initial = torch.cat([zeros, model.personal_of(model.whole)])
-        return ClientState((", ".join(self.kept),), len(initial), model.dtype, memory, model.device, initial)
+        model, names, zeros = self.model, self.client_state, torch.zeros_like(self.model.initial)
+        copied = declared(self.part, self.algorithm, "from_initial")
+        rows = [model.initial if name in copied else zeros for name in names]
+        if model.personal:
+            joined = torch.cat([*rows, model.personal_of(model.whole)])
+            return ClientState((", ".join(self.kept),), len(joined), model.dtype, memory, model.device, joined)
+        initial = torch.stack(rows) if copied else None
+        return ClientState(names, model.size, model.dtype, memory, model.device, initial)
 
     @property
     def alone(self) -> str | None:
         """Return why every client must do its own work, or None if clients may be merged into one gradient."""
-        own = {"correction": self.corrects, "finish": self.finishes, "objective": self.own_loss}
+        own = {"train": self.trains, "correction": self.corrects, "finish": self.finishes, "objective": self.own_loss}
         hook = next((name for name, there in own.items() if there), None)
         if self.model.personal:
             return "local.personal: each client has its own values"
@@ -166,10 +172,6 @@ class Hooks:
     def rows(self, record: Tensor) -> dict[str, Tensor]:
         """Return the vectors of a record by name."""
         return dict(zip(self.kept, torch.split(record.reshape(-1), [*self.kept.values()]), strict=True))
-
-    def model_of(self, client: int, shared: Tensor) -> Tensor:
-        """Return the whole vector of the model that evaluates a client at the shared values (d,)."""
-        return self.model.joined(shared, self.rows(self.state.tensor(client))["personal"])
 
     def settle(self) -> None:
         """Check the sums of the state kept since the last call; on a GPU the host waits for them once per round."""
@@ -267,6 +269,17 @@ class ClientHooks:
         if not isinstance(loss, Tensor):
             raise TypeError(f"objective returned {type(loss).__name__}, not the loss as a tensor")
         return loss.mean() if loss.dim() else loss
+
+    def train(self, steps: Callable[..., Tensor]) -> None:
+        """Let the algorithm take the client's steps."""
+        with self.calling():
+            self.hooks.algorithm.train(self.client, self.server, steps, self.generator)
+
+    def personal_model(self, steps: Callable[..., Tensor]) -> Tensor:
+        """Return the model (d,) with which the client is evaluated."""
+        with self.calling():
+            found = self.hooks.algorithm.personal_model(self.client, self.server, steps)
+            return vector_like(self.hooks._start, found, "the personal model")
 
     def finish(self, delta: Tensor, steps: int, rule: LocalRule) -> None:
         """Pass the client's update (d,) to the algorithm, which sets its state and returns the values to sum."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import cached_property, partial
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 import numpy as np
 import torch
@@ -46,6 +47,8 @@ from fedmpi.local.work import (
 )
 from fedmpi.models.flat import FlatModel
 
+EVALUATION = 1 << 25
+"""Visit number that selects the random streams of personal models in the evaluation."""
 GATHER_BYTES = 1 << 22
 """Bytes gathered at once: large enough to spread the cost of the call, small enough for the cache."""
 
@@ -170,57 +173,94 @@ class SequentialEngine:
             report = WorkReport(clients=1, samples=len(y), load_seconds=time.perf_counter() - started)
             if len(y) < self.model.least:
                 return report
-            at, own = task.stream_round(round), hooks if hooks is not None and hooks.hooks.own_loss else None
-            on_cpu = losses.device.type == "cpu"
-            given, w = w, w if on_cpu else self._memory.vector.copy_(w)  # as graphs repeat steps on the same memory
-            self.model.begin_training(w, self.streams, at, task.client, rule.dropout)
-            correction = None if hooks is None else hooks.correction
-            fixed = not on_cpu and own is None and rule.own is None and self.model.pure
-            fixed = fixed and (not rule.rates or correction is None)
-            fixed = fixed and needs_order(rule, len(y))  # else there are few steps, and as many shapes as client sizes
-            factor = self._memory.factor.fill_(-rule.lr) if fixed and rule.optimizer == "sgd" else None
-            optimizer = self._memory.optimizer(w, rule, state, correction, fixed)
-            drawing = self.model.seeded(self.streams, at, task.client, more=own is not None or rule.own is not None)
-            tokens = batch_rows(rule, len(x)) * math.prod(x.shape[1:])
-            sparse = not fixed and rule.optimizer == "sgd" and rule.clip_norm is None and self.model.sparse_pays(tokens)
-            loss_of = None if own is None else own.loss
-            masked = self.model.has_dropout and self.model.masks.source is self.model.sent
-            kind = rule.optimizer, masked, rule.proximal_mu > 0, correction is None
-            clip, scale = rule.clip_norm, factor if rule.clip_norm is None else None
-
-            def step(batch_x: Tensor, batch_y: Tensor) -> None:
-                loss, gradients = self.model.loss_gradient(batch_x, batch_y, loss_of, scale)
-                if clip is not None:
-                    gradients = clipped(gradients, clip, factor)
-                optimizer.step(gradients)
-                if on_cpu:
-                    report.loss_sum += loss.item() * len(batch_y)
-                else:  # reading the loss would wait for the device
-                    losses.add_(loss, alpha=len(batch_y))
-
-            with drawing, self.model.sparse_embeddings(sparse), own.calling() if own else nullcontext():
-                for batch_x, batch_y in self._batches(x, y, task, rule, round, fixed):
-                    if masked:
-                        self.model.sent.prepare([len(batch_y)], fixed)
-                    if rule.rates:
-                        optimizer.set_rate(rule.rates[report.steps])
-                        if factor is not None:
-                            factor.fill_(-rule.rates[report.steps])
-                    if fixed:
-                        self._graphs.run((kind, len(batch_y), batch_x.data_ptr()), partial(step, batch_x, batch_y))
-                    else:
-                        step(batch_x, batch_y)
-                    if isinstance(optimizer, Adam):
-                        optimizer.finish()
-                    report.steps += 1
-                    report.loss_count += len(batch_y)
-            self.model.note_integers()
-            if given is not w:
-                given.copy_(w)
+            if hooks is not None and hooks.hooks.trains:
+                hooks.train(LocalSteps(self, w, task, rule, round, lambda: (x, y), report, hooks))
+            else:
+                self.take_steps(w, x, y, task, rule, round, report, state, hooks)
+                self.model.note_integers()
             if wait:
-                report.loss_sum = report.loss_sum if on_cpu else float(losses)
+                report.loss_sum = report.loss_sum if losses.device.type == "cpu" else float(losses)
                 check_loss(report.loss_sum, rule.lr)
             return report
+
+    def personal_model(self, client: int, shared: Tensor, rule: LocalRule, round: int) -> Tensor:
+        """Return the whole vector of the model with which a client is evaluated at the shared values (d,)."""
+        task = ClientTask(client, None, 0.0, visit=EVALUATION)
+        hooks = self.hooks_of(task)
+        assert hooks is not None
+        if self.model.personal:
+            return self.model.joined(shared, hooks.personal)
+        w, load = self._memory.vector.copy_(shared), partial(self.load, task)
+        with named_client(client, self.rank):
+            return hooks.personal_model(LocalSteps(self, w, task, rule, round, load, WorkReport(), hooks))
+
+    def take_steps(
+        self,
+        w: Tensor,
+        x: Tensor,
+        y: Tensor,
+        task: ClientTask,
+        rule: LocalRule,
+        round: int,
+        report: WorkReport,
+        state: AdamState | None = None,
+        hooks: ClientHooks | None = None,
+        only: Literal["personal", "shared"] | None = None,
+        towards: Tensor | None = None,
+    ) -> None:
+        """Take local steps on `w`, and add them to the report; see `LocalSteps` for `only` and `towards`."""
+        losses, at = self._memory.losses, task.stream_round(round)
+        own = hooks if hooks is not None and hooks.hooks.own_loss else None
+        on_cpu = losses.device.type == "cpu"
+        given, w = w, w if on_cpu else self._memory.vector.copy_(w)  # as graphs repeat steps on the same memory
+        self.model.begin_training(w, self.streams, at, task.client, rule.dropout)
+        correction = None if hooks is None else hooks.correction
+        fixed = not on_cpu and own is None and rule.own is None and self.model.pure and only is None
+        fixed = fixed and (not rule.rates or correction is None)
+        fixed = fixed and needs_order(rule, len(y))  # else there are few steps, and as many shapes as client sizes
+        factor = self._memory.factor.fill_(-rule.lr) if fixed and rule.optimizer == "sgd" else None
+        optimizer = self._memory.optimizer(w, rule, state, correction, fixed, towards)
+        drawing = self.model.seeded(self.streams, at, task.client, more=own is not None or rule.own is not None)
+        tokens = batch_rows(rule, len(x)) * math.prod(x.shape[1:])
+        sparse = not fixed and rule.optimizer == "sgd" and rule.clip_norm is None and self.model.sparse_pays(tokens)
+        loss_of = None if own is None else own.loss
+        masked = self.model.has_dropout and self.model.masks.source is self.model.sent
+        kind = rule.optimizer, masked, rule.proximal_mu > 0, correction is None
+        own_count = self.model.own_parameters
+        clip, scale = rule.clip_norm, factor if rule.clip_norm is None else None
+
+        def step(batch_x: Tensor, batch_y: Tensor) -> None:
+            loss, gradients = self.model.loss_gradient(batch_x, batch_y, loss_of, scale)
+            if only is not None:
+                gradients = [
+                    one if (at < own_count) == (only == "personal") else None for at, one in enumerate(gradients)
+                ]
+            if clip is not None:
+                gradients = clipped(gradients, clip, factor)
+            optimizer.step(gradients)
+            if on_cpu:
+                report.loss_sum += loss.item() * len(batch_y)
+            else:  # reading the loss would wait for the device
+                losses.add_(loss, alpha=len(batch_y))
+
+        with drawing, self.model.sparse_embeddings(sparse), own.calling() if own else nullcontext():
+            for batch_x, batch_y in self._batches(x, y, task, rule, round, fixed):
+                if masked:
+                    self.model.sent.prepare([len(batch_y)], fixed)
+                if rule.rates:
+                    optimizer.set_rate(rule.rates[report.steps])
+                    if factor is not None:
+                        factor.fill_(-rule.rates[report.steps])
+                if fixed:
+                    self._graphs.run((kind, len(batch_y), batch_x.data_ptr()), partial(step, batch_x, batch_y))
+                else:
+                    step(batch_x, batch_y)
+                if isinstance(optimizer, Adam):
+                    optimizer.finish()
+                report.steps += 1
+                report.loss_count += len(batch_y)
+        if given is not w:
+            given.copy_(w)
 
     def _batches(
         self, x: Tensor, y: Tensor, task: ClientTask, rule: LocalRule, round: int, fixed: bool
@@ -253,6 +293,58 @@ class SequentialEngine:
         return some_x, some_y
 
 
+class LocalSteps:
+    """Local steps of one client, for an algorithm's `train` and `personal_model`; see `LocalAlgorithm`.
+
+    Each call draws other batches and masks. Steps on the client's own model `w`, a whole vector, are reported.
+    """
+
+    def __init__(
+        self,
+        engine: SequentialEngine,
+        w: Tensor,
+        task: ClientTask,
+        rule: LocalRule,
+        round: int,
+        load: Callable[[], Tensors],
+        report: WorkReport,
+        hooks: ClientHooks,
+    ):
+        self._engine, self._w, self._task, self._rule, self._round = engine, w, task, rule, round
+        self._load, self._report, self._hooks, self._calls = load, report, hooks, 0
+
+    def __call__(
+        self,
+        start: Tensor | None = None,
+        *,
+        epochs: int | None = None,
+        steps: int | None = None,
+        lr: float | None = None,
+        only: Literal["personal", "shared"] | None = None,
+        towards: Tensor | None = None,
+        proximal_mu: float | None = None,
+    ) -> Tensor:
+        engine, w, rule, shared = self._engine, self._w, self._rule, self._engine.model.shared
+        task = replace(self._task, visit=self._task.visit + self._calls)
+        self._calls += 1
+        if epochs is not None or steps is not None:
+            rule = replace(rule, epochs=epochs, steps=steps)
+        pull = proximal_mu if proximal_mu is not None else 0.0 if start is not None else rule.proximal_mu
+        rule = replace(rule, lr=rule.lr if lr is None else lr, proximal_mu=pull)
+        if start is None:
+            report = self._report
+            engine.take_steps(w, *self._load(), task, rule, self._round, report, None, self._hooks, only, towards)
+            engine.model.note_integers()
+            return w[shared].clone()
+        before, losses = w.clone(), engine._memory.losses.clone()
+        w[shared] = start
+        engine.take_steps(w, *self._load(), task, rule, self._round, WorkReport(), None, None, only, towards)
+        found = w[shared].clone()
+        w.copy_(before)
+        engine._memory.losses.copy_(losses)
+        return found
+
+
 def _sent(orders: Iterable[Ints | None], device: torch.device) -> Iterable[Tensor]:
     """Return a client's orders of visits as tensors; a GPU receives all in one copy."""
     drawn = (order for order in orders if order is not None)
@@ -277,12 +369,19 @@ class WorkingMemory:
         return AdamState.fresh(self.model)
 
     def optimizer(
-        self, w: Tensor, rule: LocalRule, state: AdamState | None, correction: Tensor | None, fixed: bool
+        self,
+        w: Tensor,
+        rule: LocalRule,
+        state: AdamState | None,
+        correction: Tensor | None,
+        fixed: bool,
+        towards: Tensor | None = None,
     ) -> LocalOptimizer:
         """Return the optimizer of one client's work on `w`; all `fixed` ones share their memory and numbers."""
         values = w[: self.model.trained]
         shared = values[self.model.shared.start :]  # the proximal term and corrections are for shared values
-        start = self._start.copy_(shared) if rule.proximal_mu else None
+        centre = shared if towards is None else towards[: self.model.trainable]
+        start = self._start.copy_(centre) if rule.proximal_mu else None
         if rule.optimizer == "sgd":
             if fixed and correction is not None:
                 correction = torch.mul(correction, -rule.lr, out=self._correction)

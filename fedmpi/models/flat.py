@@ -126,6 +126,7 @@ class FlatModel:
         self.module = adapted(module, self.inputs) if self.adapts else module
         own, shared, buffers, own_buffers = self._parts(module)
         self.parameters, self.buffers = own + shared, buffers + own_buffers
+        self.own_parameters = len(own)
         self._values = self.parameters + self.buffers
         self._counts = [(one, one.clone()) for one in module.buffers() if not one.is_floating_point()]
         self._counted = integer_buffers(module)

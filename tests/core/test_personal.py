@@ -73,14 +73,23 @@ def samples(held_out: bool = False) -> list[tuple[Tensor, Tensor]]:
     return [(torch.tensor(x[a:b]), torch.tensor(y[a:b])) for a, b in zip(offsets, offsets[1:], strict=False)]
 
 
-def descend(module: nn.Module, x: Tensor, y: Tensor, steps: int, among: str = "") -> None:
-    """Gradient steps on the parameters whose name begins with `among`."""
+def descend(
+    module: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    steps: int,
+    among: str | tuple[str, ...] = "",
+    rate: float = LR,
+    towards: State | None = None,
+    pull: float = 0.0,
+) -> None:
+    """Gradient steps on the parameters whose name begins with `among`, with a proximal pull."""
     module.train()
     for _ in range(steps):
         named = {name: one for name, one in module.named_parameters() if name.startswith(among)}
         loss = functional.cross_entropy(module(x), y)
-        for one, gradient in zip(named.values(), torch.autograd.grad(loss, [*named.values()]), strict=True):
-            one.data -= LR * gradient
+        for (name, one), gradient in zip(named.items(), torch.autograd.grad(loss, [*named.values()]), strict=True):
+            one.data -= rate * (gradient + (pull * (one.data - towards[name]) if towards else 0))
 
 
 def cohorts(done: fedmpi.Run) -> list[list[int]]:
@@ -139,7 +148,6 @@ def assert_scores(done: fedmpi.Run, models: dict[int, State]) -> None:
         scores.append(float((outputs.argmax(1) == y).double().mean()))
         assert table["personal_loss"][k] == pytest.approx(float(functional.cross_entropy(outputs, y)), abs=1e-10)
         assert table["personal_accuracy"][k] == scores[-1]
-    assert 0 < len(models) < len(SIZES)
     assert done.records[-1]["client_personal_accuracy_mean"] == pytest.approx(np.mean(scores))
 
 
@@ -155,9 +163,81 @@ def test_personal_layers_stay_and_the_others_are_averaged(preset: str, personal:
     )
     assert_same(float_state(done.model), shared)
     assert_scores(done, {k: {**shared, **state} for k, state in own.items()})
+    assert 0 < len(own) < len(SIZES)
     values = sum(one.numel() for name, one in shared.items() if not name.startswith(kept))
     assert [record["bytes_client_up"] for record in done.records] == [3 * 4 * values] * ROUNDS
     assert done.summary["personal_values"] == sum(map(torch.numel, shared.values())) - values
+
+
+def test_fedrep_trains_the_head_and_then_the_representation() -> None:
+    """Collins et al. 2021, Algorithm 1."""
+
+    def work(module: nn.Module, x: Tensor, y: Tensor) -> None:
+        descend(module, x, y, 3, "head")
+        descend(module, x, y, 2, ("body", "bn"))
+
+    options = {"local__algorithm__head_epochs": 3, "local__epochs": 2, "local__optimizer__momentum": 0.0}
+    done = run("fedrep", local__personal=["head.*"], **options)
+    shared, own = replayed(done, lambda name: name.startswith("head."), work, uniform=True)
+    assert_same(float_state(done.model), shared)
+    assert_scores(done, {k: {**shared, **state} for k, state in own.items()})
+    assert {record["steps"] for record in done.records} == {3 * 5}
+
+
+def test_ditto_keeps_a_whole_model_of_each_client() -> None:
+    """Li et al. 2021, Algorithm 1: both solvers start from w_t, which the personal one is pulled to."""
+    done, own, clients = run("ditto", local__epochs=2, local__algorithm__lam=0.7), dict[int, State](), samples()
+    start = float_state(build(net, {}, None, 0))
+
+    def work(module: nn.Module, x: Tensor, y: Tensor) -> None:
+        k = next(k for k, (other, _) in enumerate(clients) if torch.equal(x, other))
+        personal, received = Net(), float_state(module)
+        personal.load_state_dict(own.get(k, start), strict=False)
+        descend(personal, x, y, 2, towards=received, pull=0.7)
+        own[k] = float_state(personal)
+        descend(module, x, y, 2)
+
+    shared, _ = replayed(done, lambda name: False, work, uniform=True)
+    assert_same(float_state(done.model), shared)
+    assert_scores(done, own)
+    assert 0 < len(own) < len(SIZES)
+    assert {record["steps"] for record in done.records} == {3 * 2}
+
+
+@pytest.mark.parametrize("hessian", [False, True])
+def test_per_fedavg_descends_on_the_loss_after_one_step(hessian: bool) -> None:
+    """Fallah et al. 2020, Algorithm 1 with D'' = D; every client is evaluated after one step of rate α."""
+    alpha = 0.3
+    options = {"local__algorithm__alpha": alpha, "local__algorithm__hessian": hessian, "local__steps": 2}
+    done = run("per-fedavg", **options)
+
+    def work(module: nn.Module, x: Tensor, y: Tensor) -> None:
+        module.train()
+        half, values = len(y) // 2, [*module.parameters()]
+        for _ in range(2):
+            loss = functional.cross_entropy(module(x[:half]), y[:half])
+            inner = torch.autograd.grad(loss, values, create_graph=True)
+            before = [one.data.clone() for one in values]
+            for one, gradient in zip(values, inner, strict=True):
+                one.data = one.data - alpha * gradient.detach()
+            outer = torch.autograd.grad(functional.cross_entropy(module(x[half:]), y[half:]), values)
+            for one, first in zip(values, before, strict=True):
+                one.data = first
+            if hessian:
+                products = torch.autograd.grad(inner, values, outer)
+                outer = [one - alpha * product for one, product in zip(outer, products, strict=True)]
+            for one, gradient in zip(values, outer, strict=True):
+                one.data = one.data - LR * gradient
+
+    shared, _ = replayed(done, lambda name: False, work, uniform=True)
+    assert_same(float_state(done.model), shared)
+    adapted = {}
+    for k, (x, y) in enumerate(samples()):
+        module = Net()
+        module.load_state_dict(shared, strict=False)
+        descend(module, x, y, 1, rate=alpha)
+        adapted[k] = float_state(module)
+    assert_scores(done, adapted)
 
 
 @pytest.mark.parametrize(

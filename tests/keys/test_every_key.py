@@ -283,6 +283,12 @@ EFFECTS: dict[str, dict[str, str]] = {
     f"{SOME} local.optimizer=sgd local.optimizer.momentum=0.9": {"local.optimizer.nesterov": "false true model"},
     STEPS: {"local.schedule.every": "1 2 model"},
     f"{STEPS} local.schedule.every=1": {"local.schedule.factor": "0.5 0.1 model"},
+    f'{SOME} rounds=3 local.algorithm=fedrep local.personal=["output.*"]': {"local.algorithm.head_epochs": "1 3 model"},
+    f"{SOME} local.algorithm=ditto evaluation.clients=all": {"local.algorithm.lam": "0.1 5 record"},
+    f"{SOME} local.algorithm=per-fedavg": {
+        "local.algorithm.alpha": "0.01 0.5 model",
+        "local.algorithm.hessian": "false true model",
+    },
     f"{SOME} local.algorithm=feddyn server.weights=uniform": {"local.algorithm.alpha": "0.1 1 model"},
     MEDIATED: {"topology.clients_per_mediator": "2 3 model", "topology.epochs": "1 3 model"},
     f"{MEDIATED} topology.clients_per_mediator=2": {

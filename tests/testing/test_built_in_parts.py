@@ -24,6 +24,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "aggregator krum": {"server.aggregator.byzantine": 1},
     "aggregator norm-clip": {"server.aggregator.bound": 0.5},
     "local algorithm feddyn": {"server.weights": "uniform"},
+    "local algorithm fedrep": {"local.personal": ["output.*"]},
     "weights q-ffl": {"server.weights.q": 1.0},
     "availability label-group": {"clients.availability.by_label": [0.9, 0.5]},
     "device rate classes": {"devices.speed.rates": (9.0, 99.0), "devices.speed.shares": (0.3, 0.7)},
