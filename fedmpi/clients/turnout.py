@@ -23,7 +23,7 @@ from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import AnyArray, Floats, Ints
 from fedmpi.config import Config
 from fedmpi.config.checks import counts_late
-from fedmpi.config.tables import further_vectors, probe_of, stratification
+from fedmpi.config.tables import copies_of, further_vectors, probe_of, stratification
 from fedmpi.updates.compression import upload_bits
 from fedmpi.updates.traffic import BYTES_PER_VALUE, RoundTraffic, numbers_sent
 
@@ -72,10 +72,10 @@ class CohortDraw:
         self.sizes = sizes
         self._views: dict[int, tuple[View, Ints]] = {}  # With the candidates, (c,)
         self.streams = streams
-        bits = upload_bits(config.compression, values)
+        bits, sent = upload_bits(config.compression, values), values // copies_of(config)
         down, up, numbers = further_vectors(config)
         self.bytes_down = BYTES_PER_VALUE * (1 + down) * values
-        self.bytes_up = math.ceil(values * bits / 8) + BYTES_PER_VALUE * (up * values + numbers)
+        self.bytes_up = math.ceil(sent * bits / 8) + BYTES_PER_VALUE * (up * values + numbers)
         self.availability = ClientAvailability(config, streams)
         if config.clients.sampler.name != "all":
             self._wanted_of(len(sizes))  # rejected here, on all ranks alike, not once the server plans

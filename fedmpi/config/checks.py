@@ -13,7 +13,7 @@ from fedmpi.common.decorators import MEASURABLE, TRANSFERS, UPDATES
 from fedmpi.common.options import in_toml
 from fedmpi.common.task_kinds import KINDS, kinds_of
 from fedmpi.config.keys import components_of, entries
-from fedmpi.config.tables import local_algorithm, of_labels, stratification
+from fedmpi.config.tables import copies_of, local_algorithm, of_labels, stratification
 
 if TYPE_CHECKING:
     from fedmpi.config.tables import ConfigTables
@@ -254,24 +254,43 @@ def _algorithm(c: ConfigTables) -> Rows:
 
 
 def _personal(c: ConfigTables) -> Rows:
-    """Choices that need the whole model on the server, or would move personal values with the shared ones."""
-    if not c.local.personal:
+    """Choices that need one model of all clients on the server."""
+    key = "model.copies" if copies_of(c) > 1 else "local.personal"
+    if key == "model.copies":
+        yield from _copies(c)
+    elif not c.local.personal:
         return
     needs, measures, found = {*_needs(c)}, {*_needs(c, "measures")}, local_algorithm(c)
     whole = found is not None and found[1].personal_model is not None
     gradients = "norms" in needs or ("strata" in needs and not of_labels(c))
     tried = gradients or (needs | measures) & {*MEASURABLE} or measures & {*UPDATES}
-    measured = "clients are measured on the global model, whose personal values are untrained. Choose another one"
-    for key, broken, reason in (
+    measured = "clients are measured on one global model, which none of them uses. Choose another one"
+    for other, broken, reason in (
         ("topology", _mediators(c), 'the whole model goes from client to client. Set topology = "star"'),
-        ("privacy.clip_norm", c.privacy.clip_norm is not None, "clients keep more than they send, so no ε holds"),
+        ("privacy.clip_norm", c.privacy.clip_norm is not None, "clients use more than they send, so no ε holds"),
+        ("clients.sampler.initial_step", stratification(c).initial_step, "whole rounds are needed"),
         ("clients.sampler", bool(tried), measured),
         ("local.algorithm", whole, "its personal models are whole models. Leave one of them out"),
         ("samples.sampler", bool(c.samples.sampler.marks.get("needs")), measured),
         ("server.weights", _learns(c), measured),
-        ("logging.diagnostics", c.logging.diagnostics, "losses are measured on the global model. Switch one off"),
+        ("logging.diagnostics", c.logging.diagnostics, measured),
     ):
-        yield broken, f"local.personal {key}", reason
+        yield broken, f"{key} {other}", reason
+
+
+def _copies(c: ConfigTables) -> Rows:
+    """Choices that concern the whole vector of all copies of the model."""
+    mean, normalized = c.server.aggregator.name == "mean", c.server.weights.marks.get("normalized", True)
+    for key, broken, reason in (
+        ("local.personal", bool(c.local.personal), "both give a client its own model. Keep one of them"),
+        ("local.algorithm", local_algorithm(c) is not None, 'copies take plain steps. Set local.algorithm = "plain"'),
+        ("model.lora", c.model.given.get("lora") is not None, "all copies would start as the same model"),
+        ("compression", c.compression.name != "none", "clients send the values of one copy. Switch one of them off"),
+        ("attack", attacks_updates(c), 'attackers would change all copies. Set attack = "label-flip"'),
+        ("server.aggregator", not mean, "each copy is the weighted mean of its own clients"),
+        ("server.weights", not normalized, "each copy is the weighted mean of its own clients"),
+    ):
+        yield broken, f"model.copies {key}", reason
 
 
 def _components(c: ConfigTables) -> Rows:

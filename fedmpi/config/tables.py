@@ -68,16 +68,18 @@ class LoraTable(Table):
 class ModelOptions(Table):
     """Options that every model has."""
 
-    lora: LoraTable
+    lora: LoraTable = LoraTable()
+    copies: Annotated[Count, Field(le=1000)] = 1
 
 
 def _model(value: Any) -> Component:
-    """Return the chosen model; its options are checked when it is built, except for those of LoRA."""
+    """Return the chosen model; its options are checked when it is built, except for those of every model."""
     chosen = Component.read("model", value, "mlp")
-    if chosen.given.get("lora") is None:
+    common = {name: chosen.given[name] for name in ModelOptions.model_fields if chosen.given.get(name) is not None}
+    if not common:
         return chosen
-    common = ModelOptions.model_validate({"lora": chosen.given["lora"]})
-    return Component("model", chosen.choice, {**chosen.given, **common.model_dump()})
+    checked = ModelOptions.model_validate(common).model_dump(include={*common})
+    return Component("model", chosen.choice, {**chosen.given, **checked})
 
 
 class TaskTable(Table):
@@ -468,7 +470,8 @@ class ConfigTables(Table):
     data: DataTable = DataTable()
     model: Annotated[Component, BeforeValidator(_model)] = Component("model", "mlp")
     """Built-in model (mlp, cnn, …) or a custom "package.module:function": function(description, **options). `lora` =
-    { rank, alpha, targets }: train and send only small matrices beside Linear layers (Hu et al. 2022)."""
+    { rank, alpha, targets }: train and send only small matrices beside Linear layers (Hu et al. 2022). `copies` = k:
+    k global models; each client trains the one with the lowest loss on its training samples (IFCA)."""
     task: TaskTable = TaskTable()
     clients: ClientsTable = ClientsTable()
     samples: SamplesTable = SamplesTable()
@@ -524,11 +527,17 @@ def stratification(config: ConfigTables) -> Strata:
     return Strata(**({} if services is None else {name: getattr(services, name) for name in Norms.model_fields}))
 
 
+def copies_of(config: ConfigTables) -> int:
+    """Return the number of copies of the model."""
+    copies: int = config.model.given.get("copies", 1)
+    return copies
+
+
 def further_vectors(config: ConfigTables) -> tuple[int, int, int]:
     """Count the values sent in addition to a client's model and update: vectors (d,) down, vectors up, numbers up."""
-    found = local_algorithm(config)
+    found, chooses_copy = local_algorithm(config), int(copies_of(config) > 1)  # and sends its number
     if found is None:
-        return 0, 0, 0
+        return 0, 0, chooses_copy
     sent = "server_state" if found[1].sent is None else "sent"
     down, up, numbers = (len(names_in(*found, field)) for field in (sent, "sums", "numbers"))
     return down, up, numbers

@@ -216,9 +216,10 @@ class ClientsView:
             if self.homes is not None:
                 trained = clients[used[clients]]
                 self.homes.bring(trained, self.layout.ranks(self.layout.owners(trained)))
-            gathered = self._gathered(self._owned(clients), partial(self._personal, plan, w, used))
+            gathered = self._gathered(self._owned(clients), partial(self._personal, plan, w, used), 5)
             if gathered is not None:
                 table |= {f"personal_{name}": column for name, column in self._scores(gathered).items()}
+                table |= {"copy": gathered[:, 4].astype(np.int64)} if self.model.copies > 1 else {}
         return table or None
 
     def tune(self, plan: Plan, w: Tensor) -> Columns | None:
@@ -239,12 +240,17 @@ class ClientsView:
         return [clients[first:last]]
 
     def _personal(self, plan: Plan, w: Tensor, used: Bools, clients: Ints) -> Floats:
-        """Return the sums (k, 4) of a part's clients, each for its personal model; NaN before the first selection."""
-        sums = np.full((len(clients), 4), np.nan)
+        """Return the sums (k, 4) of a part's clients, each for its personal model, and the copy of the model it uses.
+
+        They are NaN before the first selection.
+        """
+        sums = np.full((len(clients), 5), np.nan)
         for place in np.flatnonzero(used[clients]).tolist():
             own = self._personal_model(int(clients[place]), w, plan)
-            sums[place] = self._evaluated(plan.round, own, clients[place : place + 1])
+            sums[place, :4] = self._evaluated(plan.round, own, clients[place : place + 1])
+            sums[place, 4] = self.model.active or 0
             check_loss(sums[place, LOSS], plan.lr)
+        self.model.active = None
         return sums
 
     def _personal_model(self, client: int, w: Tensor, plan: Plan) -> Tensor:
@@ -300,13 +306,13 @@ class ClientsView:
             first, last = np.searchsorted(clients[borders[:-1]], owned)
         return int(first), int(last)
 
-    def _gathered(self, parts: list[Ints], measure: SumsOfClients) -> Floats | None:
-        """Gather the sums (k, 4) of all clients, ascending, on rank 0; each rank measures its own parts."""
+    def _gathered(self, parts: list[Ints], measure: SumsOfClients, columns: int = 4) -> Floats | None:
+        """Gather the sums (k, columns) of all clients, ascending, on rank 0; each rank measures its own parts."""
         with self.loss.kept_generators():
             own = [measure(clients) for clients in parts]
-        mine = np.concatenate(own) if own else np.empty((0, 4))
+        mine = np.concatenate(own) if own else np.empty((0, columns))
         everybody = self.cluster.gather(mine.ravel())
-        return None if everybody is None else np.concatenate(everybody).reshape(-1, 4)
+        return None if everybody is None else np.concatenate(everybody).reshape(-1, columns)
 
     def _evaluated(self, t: int, w: Tensor, clients: Ints) -> Floats:
         """Return the sums (k, 4) of a part's clients for the parameters w (d,)."""
@@ -324,10 +330,12 @@ class ClientsView:
         samples = loaded_ahead(self.engine.load, tasks, w.device)
         for place, task in enumerate(tasks):
             with named_client(task.client, self.cluster.rank):
-                start = self._personal_model(task.client, w, plan) if self.model.personal else w
+                own = self.model.personal or self.model.copies > 1
+                start = self._personal_model(task.client, w, plan) if own else w
                 self.engine.advance(self._point.copy_(start), task, rule, plan.round, samples)
                 check_update(self._point - start, rule.lr)
             sums[place] = self._evaluated(plan.round, self._point, clients[place : place + 1])
+        self.model.active = None
         return sums
 
     def _table(self, t: int, clients: Ints, sums: Floats) -> Columns:

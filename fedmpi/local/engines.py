@@ -117,6 +117,8 @@ def _why_one_by_one(config: Config, model: FlatModel, hooks: Hooks | None) -> st
         return "clients.sampler measures updates: the rounding of a stack depends on its clients"
     if model.personal:
         return "local.personal: each client starts from its own values"
+    if model.copies > 1:
+        return "model.copies: each client trains the copy that it chooses"
     if config.local.optimizer.foreign:
         return f'local.optimizer = "{config.local.optimizer.name}" steps on the parameters of one client'
     if hooks is not None and (hooks.own_loss or hooks.trains):

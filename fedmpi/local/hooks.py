@@ -24,6 +24,7 @@ from fedmpi.local.algorithms import LocalAlgorithm, Totals, Vectors, Work, misna
 from fedmpi.local.client_state import ClientState
 from fedmpi.local.optimizers import is_plain_sgd
 from fedmpi.local.work import ClientTask, LocalRule, Observer, RoundJob
+from fedmpi.models.copies import copy_of_value
 from fedmpi.models.flat import FlatModel
 
 NUMBER_GRID = 2.0**40
@@ -62,7 +63,10 @@ class Hooks:
         self.client_state = declared(part, algorithm, "client_state", ("index", "round", "samples", "personal"))
         self.server_state = declared(part, algorithm, "server_state", ("model", "round"))
         self.sums = declared(part, algorithm, "sums")
-        self.numbers = declared(part, algorithm, "numbers", self.sums)
+        self.returned = declared(part, algorithm, "numbers", self.sums)
+        copies = range(model.copies if model.copies > 1 else 0)
+        self.numbers = (*self.returned, *(f"copy {copy} {what}" for copy in copies for what in ("weight", "clients")))
+        """Names of the numbers summed: those that `finish` returns, and for each copy of the model its own."""
         self.sent = self.server_state if algorithm.sent is None else declared(part, algorithm, "sent")
         if unknown := set(self.sent) - set(self.server_state):
             raise UserError(f"{part.name}: sent names {min(unknown)!r}. Declare it in server_state")
@@ -76,11 +80,11 @@ class Hooks:
         if model.personal:
             self.kept["personal"] = model.personal
         self.trains = algorithm.train is not None
-        self.personalizes = model.personal > 0 or algorithm.personal_model is not None
-        self.finishes = overrides(algorithm, "finish") or bool(self.kept)
+        self.personalizes = model.personal > 0 or model.copies > 1 or algorithm.personal_model is not None
+        self.finishes = overrides(algorithm, "finish") or bool(self.kept) or model.copies > 1
         self.own_loss = algorithm.objective is not None
         self.steps_server = overrides(algorithm, "server_step")
-        if (self.sums or self.numbers) and not overrides(algorithm, "finish"):
+        if (self.sums or self.returned) and not overrides(algorithm, "finish"):
             raise UserError(f"{part.name} declares sums or numbers, but has no finish() to return them. Define it")
         for name, given in HOOKS.items():
             if overrides(algorithm, name):
@@ -114,6 +118,8 @@ class Hooks:
         hook = next((name for name, there in own.items() if there), None)
         if self.model.personal:
             return "local.personal: each client has its own values"
+        if self.model.copies > 1:
+            return "model.copies: each client trains the copy that it chooses"
         return hook and f"local.algorithm = {self.part.name!r} has its own {hook}() for each client"
 
     @property
@@ -138,7 +144,7 @@ class Hooks:
 
     def add(self, returned: Any) -> None:
         """Add the vectors and numbers that `finish` returned to their sums."""
-        wanted = (*self.sums, *self.numbers)
+        wanted = (*self.sums, *self.returned)
         found = {} if returned is None else returned
         if not isinstance(found, Mapping) or set(found) != set(wanted):
             names = sorted(map(str, found)) if isinstance(found, Mapping) else type(found).__name__
@@ -146,13 +152,21 @@ class Hooks:
         for name in self.sums:
             vector = vector_like(self._start, found[name], f"what finish returns as {name!r}")
             self._accumulators[name].add(self._finite(vector, f"what finish returns as {name!r}"), 1.0)
-        for name in self.numbers:
+        for name in self.returned:
             number = math.nan if is_complex(found[name]) else float(found[name])
             if not abs(self.totals[name]) + abs(number) < LARGEST:
                 raise ValueError(
                     f"finish returned {number:g} as {name!r}. Return a finite number; sums hold less than 2**50"
                 )
-            self.totals[name] += float(np.rint(number * NUMBER_GRID)) / NUMBER_GRID if self.exact else number
+            self._count(name, number)
+
+    def _count(self, name: str, number: float) -> None:
+        self.totals[name] += float(np.rint(number * NUMBER_GRID)) / NUMBER_GRID if self.exact else number
+
+    def chose(self, copy: int, coefficient: float) -> None:
+        """Count a client that trained a copy of the model."""
+        self._count(f"copy {copy} weight", coefficient)
+        self._count(f"copy {copy} clients", 1.0)
 
     def _finite(self, vector: Tensor, what: str) -> Tensor:
         """Return a vector that a custom hook made if it is finite."""
@@ -187,6 +201,9 @@ class Hooks:
 
         Float buffers keep their weighted mean whatever the algorithm returns.
         """
+        for name, place in self.model.layout.items() if self.model.copies > 1 else ():
+            weight = sums[f"copy {copy_of_value(name)} weight"]
+            update[place] *= totals.divisor / weight if weight else 1.0  # each copy has the mean of its clients
         if not self.steps_server or not totals.participants:
             return update
         facts, before = {"model": self._start, "round": totals.round}, dict(self.server)
@@ -296,6 +313,8 @@ class ClientHooks:
                     "work.delta.clone(); change the model in correction, objective or server_step"
                 )
             hooks.add(returned)
+            if hooks.model.active is not None:
+                hooks.chose(hooks.model.active, self.task.coefficient)
             if self._record is not None:
                 hooks.keep(self.task.client, self.client._vectors, self._record)
 
@@ -313,7 +332,7 @@ def deliver(
 def make_hooks(config: Config, model: FlatModel, streams: Streams, population: int) -> Hooks | None:
     """Build the hooks of the configured algorithm; None for plain local steps without personal values."""
     chosen = local_algorithm(config)
-    if chosen is None and not model.personal:
+    if chosen is None and not model.personal and model.copies == 1:
         return None
     part, algorithm = chosen or (config.local.algorithm, config.local.algorithm.make())
     memory = config.cluster.state_memory * 2**30

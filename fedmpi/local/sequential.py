@@ -26,7 +26,7 @@ from fedmpi.data.source import DataSource, Tensors, loaded_ahead
 from fedmpi.local.graphs import Graphs
 from fedmpi.local.hooks import ClientHooks, Hooks, deliver
 from fedmpi.local.optimizers import SGD, Adam, AdamState, Foreign, LocalOptimizer, clipped
-from fedmpi.local.traits import forward_traits
+from fedmpi.local.traits import forward_traits, rows_of_a_pass
 from fedmpi.local.work import (
     ClientTask,
     Engine,
@@ -46,9 +46,12 @@ from fedmpi.local.work import (
     task_size,
 )
 from fedmpi.models.flat import FlatModel
+from fedmpi.tasks.evaluation import LOSS, client_sums
 
 EVALUATION = 1 << 25
 """Visit number that selects the random streams of personal models in the evaluation."""
+CHOICE_ROWS = 2000
+"""Samples passed through a copy of the model at once when a client chooses."""
 GATHER_BYTES = 1 << 22
 """Bytes gathered at once: large enough to spread the cost of the call, small enough for the cache."""
 
@@ -108,6 +111,8 @@ class SequentialEngine:
         samples = loaded_ahead(self.load, tasks, job.start.device)
         for task in tasks:
             client = self.hooks_of(task)
+            if self.model.copies > 1:
+                self.choose_copy(task.client, job.start, job.round)
             w = self.model.joined(job.start, client.personal if client else None, self._memory.vector)
             done = self.advance(w, task, job.rule, job.round, samples, hooks=client, wait=on_cpu)
             if client is not None and client.personal is not None:
@@ -123,8 +128,22 @@ class SequentialEngine:
                 deliver(task, delta, job, self.observe, client, done.steps)
             done.weight = task.coefficient
             report += done
+        self.model.active = None
         self._read(unread, job.rule, report)
         return report
+
+    def choose_copy(self, client: int, shared: Tensor, round: int) -> None:
+        """Activate the copy of the model with the lowest loss on a client's training samples (IFCA)."""
+        model, losses = self.model, []
+        with named_client(client, self.rank):
+            x, y = self.source.load(client, None)
+            rows = rows_of_a_pass(model, self.source.description, CHOICE_ROWS)
+            for copy in range(model.copies):
+                model.active = copy
+                with model.evaluating(shared, self.streams, Purpose.CLIENT_EVALUATION, round, client) as module:
+                    sums = client_sums(module, x, y, np.array([len(y)]), model.loss, rows, model.part)
+                losses.append(sums[0, LOSS])
+        model.active = int(np.argmin(losses))
 
     def _read(self, unread: list[tuple[ClientTask, Tensor]], rule: LocalRule, report: WorkReport) -> None:
         """Check the losses and squared norms of clients, for which the host waits once."""
@@ -184,12 +203,18 @@ class SequentialEngine:
             return report
 
     def personal_model(self, client: int, shared: Tensor, rule: LocalRule, round: int) -> Tensor:
-        """Return the whole vector of the model with which a client is evaluated at the shared values (d,)."""
+        """Return the whole vector of the model with which a client is evaluated at the shared values (d,).
+
+        If the model has copies, the client's one is active afterwards.
+        """
         task = ClientTask(client, None, 0.0, visit=EVALUATION)
         hooks = self.hooks_of(task)
         assert hooks is not None
         if self.model.personal:
             return self.model.joined(shared, hooks.personal)
+        if self.model.copies > 1:
+            self.choose_copy(client, shared, round)
+            return shared
         w, load = self._memory.vector.copy_(shared), partial(self.load, task)
         with named_client(client, self.rank):
             return hooks.personal_model(LocalSteps(self, w, task, rule, round, load, WorkReport(), hooks))

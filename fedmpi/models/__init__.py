@@ -14,6 +14,7 @@ from fedmpi.common.calling import calling, refuse_result, takes
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Purpose, Streams
+from fedmpi.models.copies import Copies
 from fedmpi.models.isolation import copy_of
 from fedmpi.models.lora import with_lora
 
@@ -26,10 +27,18 @@ def build(name: Any, options: Mapping[str, Any], description: DataDescription, s
 
     Torch's global CPU generator is seeded from the stream MODEL_INIT while the model is built and restored afterwards.
     """
+    copies = options.get("copies", 1)
+    if copies > 1:
+        return Copies([_built(name, options, description, seed, copy) for copy in range(copies)])
+    return _built(name, options, description, seed)
+
+
+def _built(name: Any, options: Mapping[str, Any], description: DataDescription, seed: int, copy: int = 0) -> nn.Module:
     lora = options.get("lora")
-    options = {key: value for key, value in options.items() if key != "lora"}
     checked = check_model_options(name, options)
     if isinstance(name, nn.Module):
+        if options.get("copies", 1) > 1:
+            raise UserError("model.copies needs models that start differently. Give a function, not a module")
         return _adapted(copy_of(name), lora, seed)
     part = resolve("model", name)
     if not part.foreign and description.inputs:
@@ -39,7 +48,7 @@ def build(name: Any, options: Mapping[str, Any], description: DataDescription, s
             "with these arguments"
         )
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(Streams(seed).seed64(Purpose.MODEL_INIT))
+        torch.default_generator.manual_seed(Streams(seed).seed64(Purpose.MODEL_INIT, 0, copy))
         takes(part, partial(part.object, **checked), "description")
         with calling(part):
             model = part.object(description, **checked)
@@ -50,7 +59,7 @@ def build(name: Any, options: Mapping[str, Any], description: DataDescription, s
 
 def check_model_options(name: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a model, converted to their types; reject invalid ones that need no data to check."""
-    own = {key: value for key, value in options.items() if key != "lora"}
+    own = {key: value for key, value in options.items() if key not in ("lora", "copies")}
     if not isinstance(name, nn.Module):
         return resolve("model", name).checked(own)
     if own:

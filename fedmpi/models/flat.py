@@ -21,6 +21,7 @@ from fedmpi.common.registry import Component, resolve
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
 from fedmpi.models import build
+from fedmpi.models.copies import Copies
 from fedmpi.models.inputs import adapted, as_written
 from fedmpi.models.isolation import (
     check_memory,
@@ -54,6 +55,8 @@ class FlatModel:
     `trainable`, `initial` and `layout` describe the shared values, which are communicated. The module is bound to the
     whole vector: personal parameters, shared parameters, shared buffers, personal buffers; see `joined`.
 
+    Of several copies of a model (`models.copies`), passes use the `active` one. `active` is read by `begin`.
+
     Calling `module` with packed samples (`data.inputs`) gives it its arrays, and returns the logits of its outputs.
 
     A plain module (`models.isolation`) is always the same object. For any other one, `begin` makes a fresh `module`.
@@ -80,6 +83,8 @@ class FlatModel:
         self.masks, self.sent = Masks(), SentMasks(self.device)
         self.stacked_forms: dict[Any, Any] = {}
         self.least = 1
+        self.copies = len(module) if isinstance(module, Copies) else 1
+        self.active: int | None = None  # copy that passes use; None for their mean
         self.clients_at_once = 0  # how many a GPU trains as one batch in this run; 0 = undecided
         prepared = partial(_prepared, masks=self.masks, device=self.device)
         self._pristine = prepared(module)
@@ -185,6 +190,8 @@ class FlatModel:
         if not self.plain:
             self._hold(self._fresh())
             self.module.train()  # it may leave layers in evaluation mode
+        if isinstance(self.module, Copies):
+            self.module.active = self.active
         for count, first in self._counts:
             count.copy_(first)
         for place, value in zip(self._counted, self._integers, strict=True):

@@ -20,7 +20,7 @@ from fedmpi.common.types import AnyArray, Ints
 Columns = dict[str, AnyArray]
 """Columns of one length by name: int64 "round", "client", "samples" (evaluated), "training_samples", "times_used" (in
 how many rounds the client was selected), float64 "loss", "accuracy", and the same with "tuned_" and "personal_", as
-far as there are such numbers."""
+far as there are such numbers, and int64 "copy" with `model.copies`."""
 
 CLIENTS = "clients.parquet"
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedmpi.common.plan import Plan
 from fedmpi.config import Config
-from fedmpi.config.tables import Mediators, further_vectors, of_labels, stratification
+from fedmpi.config.tables import Mediators, copies_of, further_vectors, of_labels, stratification
 from fedmpi.updates.compression import upload_bits
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def round_links(
         total = RoundTraffic(visits * moved, (visits + asked - participants) * moved, to_server, to_server)
     else:
         down, up, numbers = further_vectors(config)
-        update = _bytes_of(values, upload_bits(config.compression, values))
+        update = _bytes_of(values // copies_of(config), upload_bits(config.compression, values))
         total = RoundTraffic(participants * update, asked * values * BYTES_PER_VALUE)
         total += numbers_sent(participants * (up * values + numbers), asked * down * values)
     if "size_asked" in plan.facts:  # size reports; K and the estimate come back (FedSampling, Algorithm 1)

@@ -240,6 +240,45 @@ def test_per_fedavg_descends_on_the_loss_after_one_step(hessian: bool) -> None:
     assert_scores(done, adapted)
 
 
+@pytest.mark.parametrize("weights", ["uniform", "samples"])
+def test_clients_choose_among_copies_of_the_model_by_their_losses(weights: str) -> None:
+    """Ghosh et al. 2020, Algorithm 1, model averaging: the copies are those of a plain loop, and so are the choices."""
+    data, held_out = samples(), samples(held_out=True)
+    done = run("ifca", model__copies=3, local__epochs=2, server__weights=weights)
+    copies = [float_state(module) for module in build(net, {"copies": 3}, None, 0)]
+    assert not torch.equal(copies[0]["body.weight"], copies[1]["body.weight"])
+
+    def chosen(x: Tensor, y: Tensor) -> tuple[int, nn.Module]:
+        modules = [Net().eval() for _ in copies]
+        for module, state in zip(modules, copies, strict=True):
+            module.load_state_dict(state, strict=False)
+        losses = [float(functional.cross_entropy(module(x).detach(), y)) for module in modules]
+        return int(np.argmin(losses)), modules[int(np.argmin(losses))]
+
+    for cohort, record in zip(cohorts(done), done.records, strict=True):
+        ends: list[list[tuple[float, State]]] = [[], [], []]
+        for k in cohort:
+            choice, module = chosen(*data[k])
+            descend(module, *data[k], 2)
+            ends[choice].append((1.0 if weights == "uniform" else SIZES[k], float_state(module)))
+        assert record["copies"] == [len(found) for found in ends]
+        for copy, found in enumerate(ends):
+            total = sum(weight for weight, _ in found)
+            if found:
+                copies[copy] = {name: sum(w * end[name] for w, end in found) / total for name in copies[copy]}
+    assert len({*done.clients["copy"]}) > 1
+    for module, state in zip(done.model, copies, strict=True):
+        assert_same(float_state(module), state)
+    choices = [chosen(*own)[0] for own in data]
+    assert done.clients["copy"][-len(SIZES) :].tolist() == choices
+    assert_scores(done, {k: copies[choice] for k, choice in enumerate(choices)})
+    size = sum(map(torch.numel, copies[0].values()))
+    assert done.records[-1]["bytes_client_up"] == 3 * 4 * (size + 1)
+    assert done.records[-1]["bytes_client_down"] == 3 * 4 * 3 * size
+    outputs = torch.stack([module(held_out[0][0]) for module in done.model]).mean(0)
+    assert torch.allclose(done.model(held_out[0][0]), outputs)
+
+
 @pytest.mark.parametrize(
     ("changed", "words"),
     [

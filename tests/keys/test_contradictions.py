@@ -129,6 +129,19 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
             "logging.diagnostics": "logging.diagnostics=true",
         }.items()
     },
+    **{
+        f"model.copies, {key}": ([f"{settings} model.copies=2"], [settings])
+        for key, settings in {
+            "local.personal": 'local.personal=["output.*"]',
+            "local.algorithm": "local.algorithm=scaffold",
+            "model.lora": "model.lora={rank=2}",
+            "compression": "compression=int8",
+            "attack": f"{ATTACK}=noise",
+            "server.aggregator": MEDIAN,
+            "server.weights": "server.weights=literal",
+            "topology": RELAYS,
+        }.items()
+    },
     "cluster.placement, compression.error_feedback": (
         [f"{RESIDUALS} cluster.placement=shared"],
         [f"{RESIDUALS} cluster.placement=owner", "compression=int8 cluster.placement=shared"],

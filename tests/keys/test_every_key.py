@@ -106,7 +106,7 @@ EFFECTS: dict[str, dict[str, str]] = {
         "evaluation.clients_every": "1 2 record",
         "evaluation.fine_tune": "0 2 record",
     },
-    f"{SOME} rounds=1 model.hidden=[20]": {"model.lora": "{rank=1} {rank=2} model"},
+    f"{SOME} rounds=1 model.hidden=[20]": {"model.lora": "{rank=1} {rank=2} model", "model.copies": "1 2 model"},
     f"{SOME} local.lr=0.01": {"local.optimizer": "sgd adam model"},
     f"{SOME} rounds=3": {"local.warmup": "0 2 model", "local.clip_norm": "0.1 0.2 model"},
     f"{ALL} rounds=3": {"local.personal": '["output.weight"] ["output.*"] model'},

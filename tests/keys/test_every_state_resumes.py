@@ -32,6 +32,7 @@ STATES = {
     "corrections of clients and server": f"{SOME} local.algorithm=scaffold",
     "personal values": f'{SOME} local.personal=["output.*"] evaluation.clients=all evaluation.clients_every=2',
     "personal models": f"{SOME} local.algorithm=ditto evaluation.clients=all evaluation.clients_every=2",
+    "copies of the model": f"{SOME} model.copies=2 evaluation.clients=all evaluation.clients_every=2",
     "what compression lost": (f"{ALL} compression=top-k compression.fraction=0.1 compression.error_feedback=true"),
     "state of the weights": f"{SOME} server.weights=docs.examples.easing:Easing",
     "state of the aggregator": f"{SOME} server.aggregator=docs.examples.trust:Trust",

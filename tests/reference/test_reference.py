@@ -202,7 +202,7 @@ def preset_config(name: str) -> Config:
     return load_config(None, fitted)
 
 
-PERSONAL = ("fedper", "fedbn", "fedrep", "ditto", "per-fedavg")  # in tests/core/test_personal.py
+PERSONAL = ("fedper", "fedbn", "fedrep", "ditto", "per-fedavg", "ifca")  # in tests/core/test_personal.py
 ROWS = {preset.name: preset_config(preset.name) for preset in presets() if preset.name not in PERSONAL}
 ROWS |= {name: load_config(None, f"{QUIET} {settings}".split()) for name, settings in COMPOSITIONS.items()}
 
@@ -311,6 +311,8 @@ EXACT: dict[str, str] = {
     },
     "Ditto, whose models move from rank to rank": f"{SMALL} {SOME} clients.count=4 local.algorithm=ditto "
     "cluster.placement=shared evaluation.clients=all evaluation.clients_every=2",
+    "copies of the model, chosen by their losses": f"{SMALL} {SOME} clients.count=4 model.copies=2 "
+    "evaluation.clients=all evaluation.clients_every=2 evaluation.fine_tune=1",
     "merged steps, updates in eight bits": f"{DROPPING} {ONE_STEP} {ALL} compression=int8",
 }
 EXACT_ROWS = {
