@@ -14,6 +14,7 @@ from pydantic import Field
 
 from fedmpi.clients.cohort import Cohort
 from fedmpi.clients.sampler import View
+from fedmpi.clients.tables import per_client
 from fedmpi.common.apportionment import places_within
 from fedmpi.common.calling import calling, refuse_result, result_array, takes
 from fedmpi.common.registry import Component, register
@@ -69,6 +70,20 @@ def lognormal(
     return constant(view, default=default, median=median) * np.exp(
         sigma * view.generator.standard_normal(len(view.sizes))
     )
+
+
+@register("device rate", name="table")
+def from_table(view: View, *, file: str, column: str) -> Floats:
+    """Read the rate of each client from a table: row k is client k, unless the table has a column `client`.
+
+    Parameters
+    ----------
+    file : str
+        Parquet, NPZ or CSV file, relative to the working directory.
+    column : str
+        Name of its column with the rates.
+    """
+    return per_client(file, column, len(view.sizes))
 
 
 @register("device rate", name="classes")

@@ -87,6 +87,8 @@ class View:
         Ratio of invited clients to clients needed.
     wanted : callable
         (clients) -> m, the clients to select, if a share is one of so many clients.
+    clock : float
+        Simulated seconds since the start of the run; NaN without `devices`.
     numbers, measured, counts, stream, past
         Sources of `last` and `age`, `fresh`, `class_counts`, the generator, and `history`.
     """
@@ -104,6 +106,7 @@ class View:
     counts: Callable[[], Ints] | None = None
     stream: tuple[Purpose, int] = (Purpose.COHORT, 0)
     past: Sequence[PastRound] | None = None
+    clock: float = np.nan
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sizes", read_only(self.sizes))
@@ -137,16 +140,8 @@ class View:
     def history(self) -> Sequence[PastRound]:
         """Finished rounds, oldest first, for samplers that need "history"."""
         if self.past is None:
-            raise UserError(
-                "view.history and view.clock are not kept. Decorate the sampler with "
-                '@client_sampler(needs=("history",))'
-            )
+            raise UserError('view.history is not kept. Decorate the sampler with @client_sampler(needs=("history",))')
         return self.past
-
-    @property
-    def clock(self) -> float:
-        """Simulated seconds since the start of the run, for samplers that need "history"; NaN without `devices`."""
-        return sum((one.seconds for one in self.history), 0.0)
 
     @property
     def sketches(self) -> AnyArray:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,6 +27,12 @@ from fedmpi.config.checks import counts_late
 from fedmpi.config.tables import copies_of, further_vectors, probe_of, stratification
 from fedmpi.updates.compression import upload_bits
 from fedmpi.updates.traffic import BYTES_PER_VALUE, RoundTraffic, numbers_sent
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CLOCK = "clock"
+"""Name in a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +78,7 @@ class CohortDraw:
         self.counts = counts  # of every class held by each client, (N, C)
         self.sizes = sizes
         self._views: dict[int, tuple[View, Ints]] = {}  # With the candidates, (c,)
+        self.clock = math.nan if config.devices is None else 0.0  # Simulated seconds before the next round
         self.streams = streams
         bits, sent = upload_bits(config.compression, values), values // copies_of(config)
         down, up, numbers = further_vectors(config)
@@ -134,7 +142,7 @@ class CohortDraw:
     def _all(self, t: int) -> View:
         """Return the availability model's view of round t."""
         clients, stream = len(self.sizes), (Purpose.AVAILABILITY, OWN_DRAWS)
-        return View(t, clients, self.sizes, clients, self.streams, counts=self.counts, stream=stream)
+        return View(t, clients, self.sizes, clients, self.streams, counts=self.counts, stream=stream, clock=self.clock)
 
     def _presence(self, t: int, present: Ints | int, strata: Strata | None) -> Presence | None:
         """Return the availability that weights need; None if all clients are available and none has been left out."""
@@ -183,7 +191,22 @@ class CohortDraw:
             numbers=self.numbers,
             counts=self.counts,
             past=None if self.past is None else tuple(self.past.rounds),
+            clock=self.clock,
         )
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the simulated clock and the past rounds, for a checkpoint."""
+        import torch  # slow to import, and the configuration is checked before
+
+        clock = {} if math.isnan(self.clock) else {CLOCK: torch.tensor(self.clock, dtype=torch.float64)}
+        return clock | ({} if self.past is None else self.past.state())
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Restore the state of a checkpoint; raise KeyError if it is missing."""
+        if not math.isnan(self.clock):
+            self.clock = float(state[CLOCK])
+        if self.past is not None:
+            self.past.load(state)
 
     def _wanted_of(self, clients: int) -> int:
         """Return m, if a share β is one of so many clients."""

@@ -69,7 +69,7 @@ def client_sampler(*, needs: Sequence[str] = (), measures: Sequence[str] = ()) -
     needs : sequence of str
         Values that the server keeps. `NUMBERS` of past participations are in `view.last(name)` and `view.age(name)`,
         "strata" or "norms" of the clients' gradients or labels in `view.strata`, and the past rounds ("history") in
-        `view.history` and `view.clock`.
+        `view.history`.
     measures : sequence of str
         Numbers (`NUMBERS`) to be measured on the current model. The component is then a class with `candidates(view)`,
         the clients to measure, and `draw(view)`, which reads the results from `view.fresh(name)`. "seconds" is the time

@@ -346,12 +346,12 @@ class DevicesTable(Table):
     """Simulated time: `virtual_seconds` of a round is the time at which its last used update arrived."""
 
     speed: Annotated[Component, chooses("device rate", "constant")] = Component("device rate", "constant")
-    """Samples trained per second: constant (1,000); lognormal; classes; or a custom "package.module:function":
-    (view) -> the rate of each client (N,)."""
+    """Samples trained per second: constant (1,000); lognormal; classes; table, a column of a file; or a custom
+    "package.module:function": (view) -> the rate of each client (N,)."""
     upload: Annotated[Component, chooses("device rate", "constant", "devices.upload")] = speed
-    """Bytes per second from a client: constant (1,000,000), lognormal, classes, or a custom function."""
+    """Bytes per second from a client: constant (1,000,000), lognormal, classes, table, or a custom function."""
     download: Annotated[Component, chooses("device rate", "constant", "devices.download")] = speed
-    """Bytes per second to a client: constant (4,000,000), lognormal, classes, or a custom function."""
+    """Bytes per second to a client: constant (4,000,000), lognormal, classes, table, or a custom function."""
 
 
 class PrivacyTable(Table):

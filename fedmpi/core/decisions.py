@@ -126,7 +126,7 @@ class Decisions:
     def plan_ahead(self, t: int) -> None:
         """Draft round t during training, if rank 0 does not train and the training cannot change the plan."""
         idle = self.cluster.is_server and self.layout.worker is None
-        if idle and not (self.sampler.depends_on_rounds or self.planner.weighing.remembers):
+        if idle and not (self.sampler.depends_on_rounds or self.planner.weighing.remembers or self.times_late):
             self.planner.prepare(t)
 
     def learn(self, totals: RoundTotals) -> None:
@@ -137,14 +137,12 @@ class Decisions:
     def state(self) -> dict[str, Tensor]:
         """Return the checkpoint state; complete on rank 0."""
         accounts, numbers = self.planner.accounts.state(), self.numbers.state()
-        past = {} if self.cohorts.past is None else self.cohorts.past.state()
-        return self.stratifier.state() | accounts | self.balance.state() | numbers | past
+        return self.stratifier.state() | accounts | self.balance.state() | numbers | self.cohorts.state()
 
     def load(self, tensors: Mapping[str, Tensor] | None, resumed: bool) -> None:
         """Restore the checkpoint state; collective."""
         saved = dict(tensors or {})
         if tensors is not None:
-            for part in (self.planner.accounts, self.balance, self.numbers, self.cohorts.past):
-                if part is not None:
-                    part.load(saved)
+            for part in (self.planner.accounts, self.balance, self.numbers, self.cohorts):
+                part.load(saved)
         self.stratifier.load(saved, resumed=resumed)

@@ -92,7 +92,9 @@ class Planner:
         self.turnout, self.seconds = draft.turnout, draft.turnout.seconds
         if self.cohorts.past is not None:
             self.cohorts.past.enter(t, draft.turnout.asked, draft.turnout.cohort.clients)
-        return replace(draft.plan, facts=self._facts(draft) | draft.plan.facts)
+        facts = self._facts(draft) | draft.plan.facts
+        self.cohorts.clock += facts.get("virtual_seconds", 0.0)
+        return replace(draft.plan, facts=facts)
 
     def add_seconds(self, plan: Plan, clients: Ints, used: Ints) -> None:
         """Compute the simulated seconds of a round in which these clients (q,) used so many samples (q,)."""
@@ -100,6 +102,7 @@ class Planner:
         counts[np.searchsorted(plan.clients, clients)] = used
         self.seconds = self.cohorts.seconds_of(plan.clients, counts, plan.steps if len(plan.steps) else None)
         plan.facts["virtual_seconds"] = self._round_seconds(self.seconds, plan.mediators)
+        self.cohorts.clock += plan.facts["virtual_seconds"]
 
     def trial(self, t: int, candidates: Ints) -> Plan:
         """Return the plan of training the candidates of round t that a sampler measures."""

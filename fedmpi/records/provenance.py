@@ -42,6 +42,8 @@ PACKAGES = {"site-packages", "dist-packages"}
 FOLDER = "plugins"
 """Folder of the copied sources in a run folder."""
 CONFIGURATION, SHARDS = "config.toml", "data.source"
+SUM = ".sha256"
+"""End of the names of files in RUN/plugins that contain the SHA-256 of a component's input file."""
 MARK = "# data.source has the sha256 "
 """Start of the first line of config.toml if the data are a folder of shards."""
 MAY_CHANGE = ("rounds", "data.verify", "evaluation.", "checkpoint.", "cluster.", "logging.")
@@ -87,8 +89,15 @@ def custom_components(config: Config) -> list[Component]:
 
 
 def part_sources(config: Config, warns: bool = False) -> dict[str, bytes]:
-    """Return the sources of custom components by file name: their modules, and the user's modules that these import."""
+    """Return the sources of components by file name: custom modules, and the user's modules that these import.
+
+    An input file, which a component names in its option `file`, is represented by its SHA-256.
+    """
     sources: dict[str, bytes] = {}
+    for key, one in components_of(config):
+        if "file" in one.given and os.path.isfile(one.given["file"]):
+            with open(one.given["file"], "rb") as stream:
+                sources[f"{key}.file{SUM}"] = hashlib.file_digest(stream, "sha256").hexdigest().encode()
     for component in custom_components(config):
         for name, path in _reached(component.object).items():
             depth = name.count(".") + 1 + (path.name == "__init__.py")
@@ -100,13 +109,17 @@ def part_sources(config: Config, warns: bool = False) -> dict[str, bytes]:
 
 def digests(sources: dict[str, bytes]) -> dict[str, str]:
     """Return SHA-256 by file name."""
-    return {name: hashlib.sha256(content).hexdigest() for name, content in sorted(sources.items())}
+    return {
+        name: content.decode() if name.endswith(SUM) else hashlib.sha256(content).hexdigest()
+        for name, content in sorted(sources.items())
+    }
 
 
 def kept_digests(run: Path) -> dict[str, str]:
     """Return SHA-256 by file name of the copies in RUN/plugins."""
     folder = run / FOLDER
-    return digests({path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*.py")})
+    files = [*folder.rglob("*.py"), *folder.rglob(f"*{SUM}")]
+    return digests({path.relative_to(folder).as_posix(): path.read_bytes() for path in files})
 
 
 def keep_sources(run: Path, sources: dict[str, bytes], resumed: bool) -> None:
@@ -117,8 +130,8 @@ def keep_sources(run: Path, sources: dict[str, bytes], resumed: bool) -> None:
         for name, digest in digests(sources).items():
             if kept.get(name) != digest:
                 raise UserError(
-                    f"{name} differs from the file that this run started with, {folder / name}. Restore that file, or "
-                    "choose another --out"
+                    f"{name.removesuffix(SUM)} differs from the file that this run started with"
+                    f"{'' if name.endswith(SUM) else f', {folder / name}'}. Restore that file, or choose another --out"
                 )
         return
     shutil.rmtree(folder, ignore_errors=True)  # left by an earlier start

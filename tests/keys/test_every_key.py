@@ -341,6 +341,12 @@ EFFECTS: dict[str, dict[str, str]] = {
     f"{FREE} devices.speed=lognormal": {"devices.speed.sigma": "0 2 record", "devices.speed.median": "1000 50 record"},
     f"{CLASSES} devices.speed.shares=[0,1]": {"devices.speed.rates": "[1,100] [1,50] record"},
     f"{CLASSES} devices.speed.rates=[10,100]": {"devices.speed.shares": "[1,0] [0,1] record"},
+    f"{FREE} devices.speed=table devices.speed.column=speed": {
+        "devices.speed.file": "tests/keys/devices.csv tests/keys/other_devices.csv record"
+    },
+    f"{FREE} devices.speed=table devices.speed.file=tests/keys/devices.csv": {
+        "devices.speed.column": "speed other record"
+    },
     FAST: {"devices.upload.median": "1000 200 record", "devices.download.median": "1000 200 record"},
     f"{FAST} devices.upload=lognormal devices.upload.median=1000": {"devices.upload.sigma": "0 1 record"},
     f"{ALL} compression=top-k": {"compression.fraction": "0.1 0.2 model"},
@@ -385,7 +391,11 @@ def test_every_key_and_every_option_has_a_row():
         tried.add((chosen[-1] if chosen else "", key))
     assert not set(options()) - tried
     tables = {name for name, field in Config.model_fields.items() if not isinstance(field.annotation, type)}
-    links = {f"devices.{link}{key}" for link in ("upload", "download") for key in ("", ".rates", ".shares")}
+    links = {
+        f"devices.{link}{key}"
+        for link in ("upload", "download")
+        for key in ("", ".rates", ".shares", ".file", ".column")
+    }
     rows = {key for key, *_ in key_descriptions() if not key.startswith("[") and " = " not in key}
     untried = (rows | tables) - {key for _, key in tried} - links - {"devices.download.sigma", "samples.size"}
     assert sorted(untried) == sorted(ELSEWHERE)

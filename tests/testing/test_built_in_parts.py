@@ -43,7 +43,13 @@ NEEDED: dict[str, dict[str, Any]] = {
 """Settings that a component needs, and choices that go with it."""
 WRITTEN = {part.name: part for part in fedmpi.components("data set") if part.name != "digits"}
 """Data sets whose readers need files; tests/data_prep reads such."""
-PARTS = [(part, NEEDED.get(f"{part.kind} {part.name}", {})) for part in fedmpi.components() if part.name not in WRITTEN]
+OF_TABLES = ("table",)
+"""Components that read a row per client from a file; tests/clients/test_devices.py reads such files."""
+PARTS = [
+    (part, NEEDED.get(f"{part.kind} {part.name}", {}))
+    for part in fedmpi.components()
+    if part.name not in (*WRITTEN, *OF_TABLES)
+]
 LONG = {
     **dict.fromkeys(("stratified", "importance", "clustered-md", "clustered-similarity"), "inclusion"),
     "divfl": "cost",
