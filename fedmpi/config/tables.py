@@ -392,8 +392,8 @@ class ClusterTable(Table):
     every worker is learned from the seconds of past rounds. Two runs with "measured" agree only up to
     floating-point rounding, since other workers may train other clients. With server.exact they agree bit for bit."""
     state_memory: Annotated[NonNegative, Field(le=10**6)] = 2.0
-    """GiB of each rank's memory for client states of local.algorithm; the rest is in a temporary file in the run
-    folder, or in the system's temporary folder without one."""
+    """GiB of each rank's memory for client states of local.algorithm and local.personal; the rest is in a temporary
+    file in the run folder, or in the system's temporary folder without one."""
     reduction: Literal["auto", "window", "allreduce", "device"] = "auto"
     """Sum updates in the node's shared memory (window), by MPI's Allreduce in host memory (allreduce), or by Allreduce
     in device memory (device; on GPUs with a CUDA-aware MPI only). auto: device if every rank has a GPU that MPI reads,

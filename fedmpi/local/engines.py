@@ -115,8 +115,10 @@ def _why_one_by_one(config: Config, model: FlatModel, hooks: Hooks | None) -> st
         return "server.exact: the rounding of a stack depends on its clients"
     if {*UPDATES} & {*config.clients.sampler.marks.get("measures", ())}:
         return "clients.sampler measures updates: the rounding of a stack depends on its clients"
-    if model.personal:
-        return "local.personal: each client starts from its own values"
+    if model.personal and (
+        model.embeddings or config.local.proximal_mu or (hooks and (hooks.corrects or hooks.proximal_mu))
+    ):
+        return "local.personal with word vectors, a proximal term or corrections"
     if model.copies > 1:
         return "model.copies: each client trains the copy that it chooses"
     if config.local.optimizer.foreign:

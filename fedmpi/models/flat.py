@@ -217,6 +217,14 @@ class FlatModel:
         """Return a copy of the personal values (p,) in a whole vector."""
         return torch.cat([whole[: self.shared.start], whole[self.shared.stop :]])
 
+    @cached_property
+    def order(self) -> Tensor:
+        """Return the position in the whole vector of each value in the module's own order, parameters first."""
+        counts = [value.numel() for value in self._values]
+        places = dict(zip(map(id, self._values), torch.split(torch.arange(len(self.whole)), counts), strict=True))
+        own = [one for one in self.module.parameters() if one.requires_grad] + travelling_buffers(self.module)
+        return torch.cat([places[id(one)] for one in own]).to(self.device)
+
     def reset_integers(self) -> None:
         """Forget the integer buffers of earlier clients."""
         for largest, value in zip(self._largest, self._integers, strict=True):

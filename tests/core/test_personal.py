@@ -169,6 +169,21 @@ def test_personal_layers_stay_and_the_others_are_averaged(preset: str, personal:
     assert done.summary["personal_values"] == sum(map(torch.numel, shared.values())) - values
 
 
+def test_personal_layers_in_the_batched_engine() -> None:
+    """The batched engine agrees with the sequential one, and names a client whose training diverges."""
+    settings = {"rounds": 3, "local.epochs": 2, "model.hidden": [6], "local.personal": ["dense1.bias", "output.*"]}
+    runs = {
+        engine: fedmpi.run("fedper", {**settings, "local.engine": engine}, data=arrays())
+        for engine in ("batched", "sequential")
+    }
+    one, other = (float_state(done.model) for done in runs.values())
+    assert all(torch.allclose(one[name], other[name], atol=1e-6) for name in one)
+    one, other = (done.clients["personal_loss"] for done in runs.values())
+    assert one == pytest.approx(other, abs=1e-5)
+    with pytest.raises(fedmpi.ClientFailure, match="Training diverged"):
+        fedmpi.run("fedper", {**settings, "local.engine": "batched", "local.lr": 1e30}, data=arrays())
+
+
 def test_fedrep_trains_the_head_and_then_the_representation() -> None:
     """Collins et al. 2021, Algorithm 1."""
 

@@ -10,7 +10,7 @@ import gc
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -82,6 +82,9 @@ class BatchedEngine:
 
     def train(self, tasks: Sequence[ClientTask], job: RoundJob) -> WorkReport:
         """Add Σ coefficient · Δ of the tasks to the job's sum; a failing client is named by a ClientFailure."""
+        self._job = job
+        if self.model.personal:  # networks read the values in the module's own order
+            job = replace(job, start=self.model.joined(job.start)[self.model.order])
         rule, start = job.rule, job.start
         sizes = {id(task): task_size(task, self.source.sizes) for task in tasks}
         report = WorkReport(clients=len(tasks), weight=float(sum(task.coefficient for task in tasks)))
@@ -133,7 +136,7 @@ class BatchedEngine:
             check_loss(chunk.report.loss_sum, job.rule.lr)
             self._collect(stack, chunk, job)
         except (Divergence, ComponentFailure) as failure:
-            self.sequential.name_failing(failure, chunk.tasks, job)
+            self.sequential.name_failing(failure, chunk.tasks, self._job)
         return chunk.report
 
     def _load(self, tasks: Sequence[ClientTask]) -> _Chunk:
@@ -160,6 +163,8 @@ class BatchedEngine:
         corrections = self._corrections(chunk) if self.hooks is not None and self.hooks.corrects else None
         apart = corrections is not None and self._kept_apart(rule, timetable.steps)
         read = stack.open(chunk.features, job.start, optimizer, corrections, apart)
+        for number, client in enumerate(chunk.hooks if self.model.personal else ()):
+            stack.fill(number, self.model.joined(self._job.start, client.personal)[self.model.order])
         finishes = optimizer.finishes or corrections is not None
         changes_all = finishes and stack.apart is None  # every step changes all weights
         head, together = self.net.head, 0
@@ -245,6 +250,11 @@ class BatchedEngine:
             with named_client(task.client, self.rank):
                 client = chunk.hooks[number] if chunk.hooks else None
                 change = stack.change_of(number)
+                if client is not None and client.personal is not None:
+                    whole = torch.empty_like(change)
+                    whole[self.model.order] = change + job.start
+                    client.personal = self.model.personal_of(whole)
+                    change = whole[self.model.shared].sub_(self._job.start)
                 check_update(change, job.rule.lr)
                 deliver(task, change, job, self.observe, client, chunk.steps[number])
 

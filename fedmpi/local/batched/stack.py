@@ -117,6 +117,11 @@ class Stack:
         self._table_block = Block.of(tables.values, tables.gradient, tables.start, not self.fused)
         return tables.ids
 
+    def fill(self, client: int, values: Tensor) -> None:
+        """Start an open client from other values (d,) than the server's."""
+        for own, _, part in self._parameter_views(self.values[client], values):
+            own.copy_(part)
+
     def look_ahead(self, samples: Sequence[Tensor], order: Sequence[Tensor], rows: int, steps: int) -> None:
         """Compute the first layer's products with the open clients' samples for so many steps at once."""
         head = self.net.head
