@@ -44,7 +44,7 @@ from fedmpi.records.history import Record, ending_of, read_records, read_summary
 from fedmpi.records.progress import shown_warnings
 from fedmpi.records.provenance import refuse_other_shards, sources_of
 from fedmpi.records.recorder import open_recorder
-from fedmpi.records.tables import Columns, concatenated, read_clients
+from fedmpi.records.tables import CLIENTS, EVENTS, Columns, concatenated, read_table
 
 _one_at_a_time = threading.RLock()
 """Lock for torch's threads and generators, which belong to the process: runs of several threads wait for each other."""
@@ -117,7 +117,17 @@ class Run:
 
         Under MPI the columns are complete on rank 0 and empty on the others.
         """
-        return read_clients(self._path())
+        return read_table(self._path(), CLIENTS)
+
+    @cached_property
+    def events(self) -> Columns:
+        """Return the events of an asynchronous run: columns by name, one row per event, in the order of time.
+
+        They are as in RUN/events.parquet, and empty with another topology.
+
+        Under MPI the columns are complete on rank 0 and empty on the others.
+        """
+        return read_table(self._path(), EVENTS)
 
     def _path(self, name: str = "") -> Path:
         assert self.folder is not None
@@ -284,7 +294,8 @@ def _run(
         experiment.model.begin(simulation.model)  # the copy has replaced it by the best
     history, known["model"] = simulation.history, experiment.model.released()
     if recorder is None:
-        known |= {"records": history.records, "clients": concatenated(history.clients)}
+        known |= {"records": history.records, "clients": concatenated(history.tables[CLIENTS])}
+        known["events"] = concatenated(history.tables[EVENTS])
     return Run(summary, folder=Path(where) if where else None, ending=ending, **known)
 
 

@@ -43,11 +43,15 @@ LEAST_FLOAT = 1e-30
 Reducible = NDArray[np.float32] | Ints
 
 
-class Accumulator(Protocol):
-    """Running sum Σ coefficient · vector over the clients of one rank, in a buffer that is then reduced."""
+class Adder(Protocol):
+    """Receiver of the weighted updates of clients."""
 
     def add(self, vector: Tensor, coefficient: float, client: int = -1) -> None:
         """Add coefficient · vector for a client; `vector` is float32 (d,) and is not changed."""
+
+
+class Accumulator(Adder, Protocol):
+    """Running sum Σ coefficient · vector over the clients of one rank, in a buffer that is then reduced."""
 
     def reset(self) -> None:
         """Set the sum to zero."""

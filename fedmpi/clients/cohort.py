@@ -113,12 +113,14 @@ class Cohort:
         return int(self.multiplicity.sum())
 
 
-def cohort_size(clients: int, count: int | None = None, fraction: float | None = None) -> int:
-    """Return the number of clients to select per round, from a count or from a fraction of the clients."""
+def cohort_size(
+    clients: int, count: int | None = None, fraction: float | None = None, key: str = "clients.count"
+) -> int:
+    """Return the number of clients to select per round, from a count (of this key) or a fraction of the clients."""
     if fraction is not None:
         return max(1, math.floor(fraction * clients + 0.5))
     if count is None or not 1 <= count <= clients:
-        raise UserError(f"clients.count = {count}, but the data hold {clients} clients. Choose 1 to {clients}")
+        raise UserError(f"{key} = {count}, but the data hold {clients} clients. Choose 1 to {clients}")
     return count
 
 

@@ -74,11 +74,13 @@ class View:
     round : int
         t, counted from 0.
     count : int
-        m, the clients to draw; with over-selection the number to invite.
+        m, the clients to draw; with over-selection the number to invite, in an asynchronous round the free places.
     sizes : int64 (N,)
         Samples of every client; read-only, like all arrays of a view except the copies from `last` and `age`.
     present : int64 (a,) or int
         Clients that can be drawn, sorted; N if all of 0 … N − 1 are available (`available` in fewer bytes).
+    busy : int64 (b,)
+        Clients in flight in an asynchronous round, sorted; they cannot be drawn.
     streams : Streams
         The run's random streams, for samplers that need several.
     strata : Strata or None
@@ -107,6 +109,7 @@ class View:
     stream: tuple[Purpose, int] = (Purpose.COHORT, 0)
     past: Sequence[PastRound] | None = None
     clock: float = np.nan
+    busy: Ints = field(default_factory=lambda: np.empty(0, np.int64))
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sizes", read_only(self.sizes))

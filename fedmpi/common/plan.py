@@ -41,8 +41,14 @@ class Plan:
     steps: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     rates: Floats = field(default_factory=lambda: np.empty(0))
     budgets: Ints = field(default_factory=lambda: np.empty(0, np.int64))
-    # Parts of the record about the decision (rank 0 only, not sent)
+    # (4, m + f): number, client, version and repeat of each start (`clients.events.Start`) in an asynchronous round:
+    # first those of the m selected clients, then those that stay in flight, in the order of arrival
+    flight: Ints = field(default_factory=lambda: np.empty((4, 0), np.int64))
+    # (m,): staleness weights
+    discounts: Floats = field(default_factory=lambda: np.empty(0))
+    # Parts of the record about the decision, and columns of the events up to the step (rank 0 only, not sent)
     facts: dict[str, Any] = field(default_factory=dict)
+    events: dict[str, AnyArray] = field(default_factory=dict)
 
     @property
     def own_work(self) -> bool:
@@ -62,7 +68,8 @@ class Plan:
             coefficients = coefficients[:1]
         whole = np.array([self.round, self.per_sample, self.normalize, participants, self.one_step], np.int64)
         real = np.array([self.lr, self.probability], np.float64)
-        own = [self.steps, self.rates, self.budgets] if self.own_work else []
+        own = [self.steps, self.rates, self.budgets, self.flight, self.discounts]
+        own = own if self.own_work or self.flight.size else []
         return [whole, real, clients, coefficients, self.mediators, self.speeds, *own]
 
     @classmethod
@@ -70,7 +77,7 @@ class Plan:
         """Build the plan from arrays that another rank has sent."""
         whole, real, clients, coefficients, mediators, speeds, *own = arrays
         participants = int(whole[3])
-        more: dict[str, Any] = dict(zip(("steps", "rates", "budgets"), own, strict=False))
+        more: dict[str, Any] = dict(zip(("steps", "rates", "budgets", "flight", "discounts"), own, strict=False))
         if len(clients) < participants:
             clients = np.arange(clients[0], clients[0] + participants)
         if len(coefficients) < participants:

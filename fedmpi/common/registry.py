@@ -94,6 +94,7 @@ KINDS = {
         Kind("availability", "clients.availability", ("fedmpi.clients.availability",)),
         Kind("device rate", "devices.speed", ("fedmpi.clients.devices",), False, ("default",), FURTHER_RATES),
         Kind("scheduling", "topology.scheduling", ("fedmpi.mediators.scheduling",)),
+        Kind("staleness", "topology.staleness", ("fedmpi.aggregation.staleness",)),
         Kind("partition", "--partition", SCHEMES),
         Kind("data set", "--dataset", ("data_prep.datasets",)),
     )

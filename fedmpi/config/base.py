@@ -19,7 +19,11 @@ from fedmpi.common.registry import Component
 Values = dict[str, Any]
 """Values by key: nested, {"local": {"lr": 0.1}}, or flat, {"local.lr": 0.1, "clients.sampler": "uniform"}."""
 
-ALTERNATIVES = (("clients.count", "clients.fraction"), ("local.epochs", "local.steps"))
+ALTERNATIVES = (
+    ("clients.count", "clients.fraction"),
+    ("local.epochs", "local.steps"),
+    ("topology.buffer", "topology.period"),
+)
 """Pairs of keys with the same meaning. Only one of each pair is set."""
 
 

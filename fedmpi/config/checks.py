@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
@@ -23,6 +23,10 @@ Rows = Iterator[tuple[bool, str, str]]
 DRAWN_BY_SIZE = ("weighted", "clustered-md", "power-of-choice")
 CALLED_THEMSELVES = ("model", "local optimizer", "data source")
 """Kinds that call the chosen object itself. No instance exists that could reject a configuration."""
+BY_DESIGN = ("stratified", "normalized", "unbiased")
+"""Weights that divide by the probability to be selected in a round."""
+APART = "the clients of a step have received different models"
+KEPT_STATE = "it changes values that clients keep or send, and updates train out of their order"
 INDEPENDENT = ("all", "uniform")
 """Samplers whose draws do not depend on the clients' data."""
 NO_CLASS = {
@@ -36,7 +40,7 @@ TWICE = "they say the same in two ways. Keep one of them"
 def contradiction(c: ConfigTables) -> str | None:
     """Return the reason why the chosen values cannot be combined, or None."""
     rounds = _selection, _measured, _ranks, _own_updates, _by_step, _sums, _private
-    for group in (*rounds, _task, _algorithm, _personal, _components):
+    for group in (_asynchronous, *rounds, _task, _algorithm, _personal, _components):
         for broken, keys, reason in group(c):
             if broken:
                 return f"{' does not go with '.join(_given(c, key) for key in keys.split())}: {reason}"
@@ -65,7 +69,7 @@ def _selection(c: ConfigTables) -> Rows:
     """Numbers that samplers need, and options that conflict with the cohort of all clients or with mediators."""
     everybody, invites = c.clients.sampler.name == "all", c.clients.over_selection > 1
     chosen = c.clients.count, c.clients.fraction
-    unset = not everybody and chosen == (None, None)
+    unset = not everybody and chosen == (None, None) and c.topology.name != "async"
     yield unset, "clients.sampler", "set clients.count or clients.fraction, the clients of a round"
     yield None not in chosen, "clients.count clients.fraction", TWICE
     yield None not in (c.local.epochs, c.local.steps), "local.epochs local.steps", TWICE
@@ -107,9 +111,7 @@ def _measured(c: ConfigTables) -> Rows:
     )
     trains, algorithm = bool({*measures} & {*UPDATES}), local_algorithm(c)
     once = "candidates train only to be measured, and train again if they are selected"
-    keeps = algorithm is not None and any(
-        (algorithm[1].client_state, algorithm[1].server_state, algorithm[1].sums, algorithm[1].numbers)
-    )
+    keeps = algorithm is not None and _keeps(algorithm[1])
     yield trains and keeps, "clients.sampler local.algorithm", f"{once}. This algorithm would count both"
     yield (
         trains and bool(c.compression.values.get("error_feedback")),
@@ -121,6 +123,30 @@ def _measured(c: ConfigTables) -> Rows:
         "clients.sampler samples.sampler",
         f'{once}. These samples depend on the other selected clients. Set samples.sampler = "all"',
     )
+
+
+def _asynchronous(c: ConfigTables) -> Rows:
+    """Choices that need a round in which all clients receive the same model."""
+    if c.topology.name != "async":
+        return
+    yield c.devices is None, "topology", "simulated time orders the updates. Set devices = true"
+    yield None not in (c.topology.buffer, c.topology.period), "topology.buffer topology.period", TWICE
+    needs, weights, algorithm = {*_needs(c), *_needs(c, "measures")}, c.server.weights, local_algorithm(c)
+    learns = _learns(c) or weights.name in BY_DESIGN or bool(weights.marks.get("averages_models"))
+    for key, broken, reason in (
+        ("clients.sampler", c.clients.sampler.name == "all", 'it leaves no place free. Choose "uniform"'),
+        ("clients.sampler", bool(needs - {"history", "seconds"}), f"it measures clients, and {APART}"),
+        ("clients.over_selection", c.clients.over_selection > 1, "no round ends before all updates have arrived"),
+        ("samples.sampler", c.samples.sampler.name != "all", "it draws the samples of all clients of a round together"),
+        ("server.weights", learns, f'{APART}. Set server.weights = "uniform" or "samples"'),
+        ("privacy.clip_norm", c.privacy.clip_norm is not None, "no account of ε counts updates of several rounds"),
+        ("logging.diagnostics", c.logging.diagnostics, APART),
+        ("compression.error_feedback", bool(c.compression.values.get("error_feedback")), KEPT_STATE),
+        ("local.algorithm", algorithm is not None and _keeps(algorithm[1]), KEPT_STATE),
+        ("local.personal", bool(c.local.personal), KEPT_STATE),
+        ("model.copies", copies_of(c) > 1, KEPT_STATE),
+    ):
+        yield broken, f"topology {key}", reason
 
 
 def _ranks(c: ConfigTables) -> Rows:
@@ -308,6 +334,11 @@ def _needs(c: ConfigTables, mark: str = "needs") -> tuple[str, ...]:
     """Return what the client sampler needs of the server, or what it "measures" of its candidates."""
     needs: tuple[str, ...] = c.clients.sampler.marks.get(mark, ())
     return needs
+
+
+def _keeps(algorithm: Any) -> bool:
+    """Check whether a local algorithm keeps or sums values besides the update."""
+    return bool(algorithm.client_state or algorithm.server_state or algorithm.sums or algorithm.numbers)
 
 
 def _learns(c: ConfigTables) -> bool:

@@ -5,6 +5,7 @@ Every published method is a choice of these (a preset). Any other choice is vali
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -38,6 +39,7 @@ WARPED = only_with("rebalance.mode", "virtual")
 CLIPPED = not_with("privacy.clip_norm", None)
 VIEWING = not_with("evaluation.clients", None)
 PATIENT = not_with("evaluation.patience", None)
+IN_ROUNDS = not_with("topology", "async")
 
 
 class DataTable(Table):
@@ -114,9 +116,9 @@ class ClientsTable(Table):
     sampler: Annotated[Component, chooses("client sampler", "uniform")] = Component("client sampler", "uniform")
     """all; uniform without replacement; weighted by n_k; importance (by gradient norm); stratified; power-of-choice
     (by loss); clustered-md (by size); one of the gallery, such as oort; or a custom "package.module:object"."""
-    count: Annotated[Count | None, not_with("clients.sampler", "all")] = None
+    count: Annotated[Count | None, not_with("clients.sampler", "all"), IN_ROUNDS] = None
     """Number of clients selected per round, m. Give this or `fraction`."""
-    fraction: Annotated[Probability | None, not_with("clients.sampler", "all")] = None
+    fraction: Annotated[Probability | None, not_with("clients.sampler", "all"), IN_ROUNDS] = None
     """Share of all clients selected per round."""
     availability: Annotated[Component, chooses("availability", "always")] = Component("availability", "always")
     """always; bernoulli: with a probability in every round; label-group: by the client's most frequent
@@ -303,6 +305,29 @@ class Mediators(Table):
     """Pass the local optimizer's state (of Adam) from client to client inside a mediator."""
 
 
+class Async(Table):
+    """Clients train all the time; the server steps when enough updates have arrived (FedAsync, FedBuff)."""
+
+    name: Literal["async"] = "async"
+    in_flight: Count = 64
+    """Number of clients that train at the same simulated time. A client that finishes is replaced by another."""
+    buffer: Count | None = None
+    """K, updates per server step; 1 is FedAsync. Give this or `period`; default 10."""
+    period: Positive | None = None
+    """Simulated seconds between two server steps, each with all updates that have arrived."""
+    staleness: Annotated[Component, chooses("staleness", "polynomial")] = Component("staleness", "polynomial")
+    """Weight of an update by its staleness, the server steps since its client received the model: constant; polynomial:
+    (1 + staleness)^-a; hinge; or a custom "package.module:function": (staleness) -> weight."""
+    average: Literal["updates", "models"] = "updates"
+    """updates: move the model by the mean update (FedBuff); models: towards the mean of the clients' models
+    (FedAsync)."""
+
+    @property
+    def size(self) -> float:
+        """Updates that complete a step; infinite with a period."""
+        return self.buffer or (10 if self.period is None else math.inf)
+
+
 class RebalanceTable(Table):
     """Astraea's augmentation of scarce classes (Algorithm 2)."""
 
@@ -476,9 +501,9 @@ class ConfigTables(Table):
     clients: ClientsTable = ClientsTable()
     samples: SamplesTable = SamplesTable()
     local: LocalTable = LocalTable()
-    topology: Annotated[Star | Mediators, Variants("star")] = Star()
+    topology: Annotated[Star | Mediators | Async, Variants("star")] = Star()
     """star: every selected client sends its update to the server; mediators: groups of clients train sequentially
-    (Astraea)."""
+    (Astraea); async: clients train all the time in simulated time (FedAsync, FedBuff)."""
     rebalance: Annotated[RebalanceTable | None, switch(RebalanceTable)] = None
     """Astraea's augmentation of scarce classes; absent or false = off, true = on with the defaults."""
     server: ServerTable = ServerTable()

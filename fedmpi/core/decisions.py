@@ -136,13 +136,13 @@ class Decisions:
 
     def state(self) -> dict[str, Tensor]:
         """Return the checkpoint state; complete on rank 0."""
-        accounts, numbers = self.planner.accounts.state(), self.numbers.state()
+        accounts, numbers = self.planner.state(), self.numbers.state()
         return self.stratifier.state() | accounts | self.balance.state() | numbers | self.cohorts.state()
 
     def load(self, tensors: Mapping[str, Tensor] | None, resumed: bool) -> None:
         """Restore the checkpoint state; collective."""
         saved = dict(tensors or {})
         if tensors is not None:
-            for part in (self.planner.accounts, self.balance, self.numbers, self.cohorts):
+            for part in (self.planner, self.balance, self.numbers, self.cohorts):
                 part.load(saved)
         self.stratifier.load(saved, resumed=resumed)

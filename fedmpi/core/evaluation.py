@@ -283,7 +283,7 @@ class ClientsView:
     def _shares(self, plan: Plan) -> tuple[Ints, list[Ints]]:
         """Return the clients (k,) evaluated after this round, ascending, and this rank's parts of them."""
         panel = self._panel
-        clients = plan.clients[self.rows.counts[plan.clients] > 0] if panel is None else panel
+        clients = np.unique(plan.clients[self.rows.counts[plan.clients] > 0]) if panel is None else panel
         key = plan.clients if panel is None else panel
         if self._shared is None or self._shared[0] is not key:
             alone = couples_in_evaluation(self.model, self.description)

@@ -23,6 +23,7 @@ import fedmpi
 from fedmpi.aggregation.aggregators import Aggregator
 from fedmpi.aggregation.exact import check_ranks
 from fedmpi.aggregation.server_optimizers import ServerOptimizer
+from fedmpi.clients.events import PlaceDraw
 from fedmpi.clients.stratifier import Stratifier
 from fedmpi.clients.turnout import CohortDraw
 from fedmpi.common.calling import Remembering
@@ -34,6 +35,7 @@ from fedmpi.config import Config
 from fedmpi.config.checks import attacks_updates
 from fedmpi.config.tables import probe_of
 from fedmpi.config.writing import flat_table
+from fedmpi.core.asynchronous import AsyncPlanner, AsyncTrainer
 from fedmpi.core.decisions import Decisions
 from fedmpi.core.evaluation import ClientsView, EvaluatedParts, OwnRows
 from fedmpi.core.placement import (
@@ -170,7 +172,9 @@ class Experiment:
         hooks = make_hooks(config, model, streams, store.clients)
         engine = choose_engine(config, model, data.trained_on, streams, cluster.rank, observer, hooks)
         worker = _worker(config, streams, data, layout, engine, hooks)
-        trainer = Trainer(config, cluster, engine, worker, observer, hooks)
+        trainer = (AsyncTrainer if config.topology.name == "async" else Trainer)(
+            config, cluster, engine, worker, observer, hooks
+        )
         decisions = _decisions(config, streams, data, model, trainer)
         part, weighing = config.server, decisions.planner.weighing
         optimizer = ServerOptimizer(part.optimizer, part.optimizer.options, model.initial, model.trainable)
@@ -192,7 +196,7 @@ class Experiment:
             single_updates=one_by_one(cluster, model, losses, weighing, aggregator),
             view=view,
             remembering=(decisions.sampler, weighing, aggregator),
-            shared=(model,),
+            shared=(model, trainer) if isinstance(trainer, AsyncTrainer) else (model,),
         )
 
     def close(self) -> None:
@@ -223,7 +227,9 @@ def _decisions(config: Config, streams: Streams, data: RunData, model: FlatModel
     if widths:
         on_server(cluster, partial(_check_vectors, config, len(data.sizes), widths))
     counts, is_server = cache(samples.class_counts), cluster.is_server
-    cohorts = CohortDraw(config, data.sizes, counts, streams, model.size, widths, is_server)
+    flying = config.topology.name == "async"
+    draw, planner = (PlaceDraw, AsyncPlanner) if flying else (CohortDraw, Planner)
+    cohorts = draw(config, data.sizes, counts, streams, model.size, widths, is_server)
     measured = {*cohorts.sampler.measures, *cohorts.sampler.numbers} & set(MEASURABLE)
     measure = ClientMeasures(model, trained_on, streams, cluster.rank) if measured else None
     if measure is not None and measured & set(HELD_OUT):
@@ -232,7 +238,7 @@ def _decisions(config: Config, streams: Streams, data: RunData, model: FlatModel
     groups = mediator_groups(config, cluster, data.store, samples.rebalancing, streams)
     learning = layout.shared and config.cluster.balance == "measured"
     return Decisions(
-        planner=Planner(config, data.sizes, streams, cohorts, groups, samples.weight_sizes),
+        planner=planner(config, data.sizes, streams, cohorts, groups, samples.weight_sizes),
         stratifier=Stratifier(
             config, cluster, layout.owned, data.store.clients, model.trainable, samples.class_counts, probe, streams
         ),

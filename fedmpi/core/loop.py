@@ -25,6 +25,7 @@ from fedmpi.mpi import read_launch
 from fedmpi.records.history import History, Record, as_line
 from fedmpi.records.progress import RoundDisplay
 from fedmpi.records.recorder import Recorder
+from fedmpi.records.tables import CLIENTS, EVENTS
 
 VIEWING = ("clients", "fine_tune")
 """Phases of the evaluation on clients."""
@@ -164,7 +165,7 @@ class Simulation:
             table = None if table is None or tuned is None else table | tuned
         if table is None or not len(table["client"]):
             return {}
-        self.history.clients.append(table)
+        self.history.tables[CLIENTS].append(table)
         return facts_of(table)
 
     def _note(self, plan: Plan, totals: RoundTotals, started: float, seen: Record) -> None:
@@ -174,6 +175,8 @@ class Simulation:
             record["seconds"] = time.perf_counter() - started
             record["phase_seconds"] = {**self.phases, **totals.phase_seconds()}
             self.pending = record
+            if plan.events:
+                self.history.tables[EVENTS].append(plan.events)
 
     def _report_round(self, plan: Plan) -> bool:
         """Call `on_round` with the evaluated round; return whether it, or `evaluation.patience`, ends the run.

@@ -151,7 +151,8 @@ def rows_per_launch(config: Config, cluster: Cluster, sizes: Ints) -> float:
     if config.local.engine == "sequential" or config.topology.name == "mediators":
         return batch
     part = config.clients
-    cohort = part.count or round((part.fraction or 1.0) * len(sizes))
+    count = config.topology.in_flight if config.topology.name == "async" else part.count
+    cohort = count or round((part.fraction or 1.0) * len(sizes))
     return min(batch, float(sizes.mean())) * max(1.0, cohort / cluster.workers)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from fedmpi.aggregation.weights import Weighing
 from fedmpi.clients.cohort import Cohort
@@ -104,6 +105,14 @@ class Planner:
         plan.facts["virtual_seconds"] = self._round_seconds(self.seconds, plan.mediators)
         self.cohorts.clock += plan.facts["virtual_seconds"]
 
+    def state(self) -> dict[str, Tensor]:
+        """Return the checkpoint state."""
+        return self.accounts.state()
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Restore the state of a checkpoint; raise KeyError if a part is missing."""
+        self.accounts.load(state)
+
     def trial(self, t: int, candidates: Ints) -> Plan:
         """Return the plan of training the candidates of round t that a sampler measures."""
         return Plan(t, rate_of(self.config, t), candidates, np.ones(len(candidates)), 0, normalize=False)
@@ -163,7 +172,7 @@ class Planner:
         for unfit, sets, key in (
             (config.privacy.clip_norm is not None, names, "privacy.clip_norm"),
             (self.accounts.ledger is not None, names, f'samples.size.estimate = "{config.samples.size.estimate}"'),
-            (config.topology.name == "mediators", names, 'topology = "mediators"'),
+            (config.topology.name != "star", names, f'topology = "{config.topology.name}"'),
             ("budget" in names and pooled, ["budget"], f'samples.sampler = "{config.samples.sampler.name}"'),
             ("lr" in names and algorithm == "fednova", ["lr"], 'local.algorithm = "fednova"'),
             ("lr" in names and one_rate, ["lr"], 'server.weights = "q-ffl" without server.weights.lipschitz'),

@@ -31,9 +31,10 @@ class SavedState:
     """Checkpoints of a run, and the model of its best round.
 
     Tensors: the model; that of the best round so far; the moments of the server optimizer; the server's vectors of the
-    local algorithm; the strata, the accounts, the workers' speeds and the sampler's numbers (`Decisions`); the state of
-    sampler, weights and aggregator; integer buffers of the model; how often clients were selected; and the residuals of
-    compression. Clients' vectors of the local algorithm and their personal values are in a separate file.
+    local algorithm; the models and clients in flight of asynchronous rounds; the strata, the accounts, the workers'
+    speeds and the sampler's numbers (`Decisions`); the state of sampler, weights and aggregator; integer buffers of the
+    model; how often clients were selected; and the residuals of compression. Clients' vectors of the local algorithm
+    and their personal values are in a separate file.
     """
 
     def __init__(self, experiment: Experiment, recorder: Recorder | None):

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -157,7 +158,8 @@ class Worker:
 
     def sizes_of(self, plan: Plan) -> Ints:
         """Return the sample count of each selected client, int64 (m,)."""
-        return self.sizes if len(plan.clients) == len(self.sizes) else self.sizes[plan.clients]
+        everybody = len(plan.clients) == len(self.sizes) and not plan.flight.size
+        return self.sizes if everybody else self.sizes[plan.clients]
 
     def _offsets(self, plan: Plan) -> Ints:
         """Return the cohort position of each client's first sample, and the total count, int64 (m + 1,)."""
@@ -250,6 +252,9 @@ class Worker:
 class Trainer:
     """Training of the planned clients that this rank owns."""
 
+    counts_batches: ClassVar[bool] = True
+    """Whether integer buffers of clients, such as the batch counts of batch norm, are combined."""
+
     config: Config
     cluster: Cluster
     engine: LocalEngine
@@ -298,7 +303,8 @@ class Trainer:
 
     def check(self, plan: Plan, sums: dict[str, float]) -> None:
         """Compare the work of all ranks with the plan (`reduce.check_work`), and combine the integer buffers."""
-        self.sequential.model.combine_integers(self.cluster.maxima)
+        if self.counts_batches:
+            self.sequential.model.combine_integers(self.cluster.maxima)
         trainable = self.worker.sizes_of(plan) >= self.sequential.model.least
         expected = int(np.count_nonzero(trainable)) if self.worker.uses_all(plan) else None
         check_work(plan, sums, expected, visits(self.config) if len(plan.mediators) else None)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmpi.aggregation.exact import Accumulator
+from fedmpi.aggregation.exact import Adder
 from fedmpi.common.errors import ClientFailure, ComponentFailure, Divergence, UserError
 from fedmpi.common.imports import innermost
 from fedmpi.common.registry import Component
@@ -76,7 +76,7 @@ class RoundJob:
     start: Tensor  # w (d,), from which each task trains; it is not changed
     rule: LocalRule
     round: int
-    total: Accumulator  # sum to which the weighted updates are added
+    total: Adder  # sum to which the weighted updates are added
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from fedmpi.common.files import read_plain
 from fedmpi.common.task_kinds import KINDS
 from fedmpi.common.types import Ints
 from fedmpi.config import Config
-from fedmpi.records.tables import Columns, concatenated
+from fedmpi.records.tables import TABLES, Columns, concatenated
 from fedmpi.updates.traffic import cost_to_target
 
 Record = dict[str, Any]
@@ -87,7 +87,7 @@ class History:
     def __init__(self, config: Config):
         self.config = config
         self.lines: list[bytes] = []  # The records, as in metrics.jsonl
-        self.clients: list[Columns] = []  # Evaluations of single clients that are in no file
+        self.tables: dict[str, list[Columns]] = {name: [] for name in TABLES}  # Rows that are in no file yet
         self.seconds_before = 0.0
         self._started = time.perf_counter()
 
@@ -106,9 +106,10 @@ class History:
         """The records as JSON holds them."""
         return [json.loads(line) for line in self.lines]
 
-    def take_clients(self) -> Columns:
-        """Return the evaluations of single clients that are in no file; the caller writes them."""
-        taken, self.clients = concatenated(self.clients), []
+    def take_tables(self) -> dict[str, Columns]:
+        """Return the rows of each table that are in no file; the caller writes them."""
+        taken = {name: concatenated(parts) for name, parts in self.tables.items()}
+        self.tables = {name: [] for name in TABLES}
         return taken
 
     def summary(self, facts: Record) -> Record:

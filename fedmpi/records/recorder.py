@@ -29,7 +29,7 @@ from fedmpi.records.checkpoint import Checkpoint, copied, model_file, newest_che
 from fedmpi.records.history import BestRound, History, Record, as_line
 from fedmpi.records.progress import RunLog, tags
 from fedmpi.records.provenance import changes_since, data_mark, digests, keep_sources, part_sources
-from fedmpi.records.tables import confusion_csv, drop_clients_after, write_clients
+from fedmpi.records.tables import confusion_csv, drop_tables_after, write_tables
 
 log = logging.getLogger("fedmpi")
 FINAL = ("summary.json", "model.safetensors", "confusion.csv")
@@ -122,7 +122,7 @@ class Recorder:
                 self.history.seconds_before = float(checkpoint.header["seconds"])
             self.history.lines = kept
             self._take_changes(first)
-            drop_clients_after(self.folder, first)
+            drop_tables_after(self.folder, first)
             write_whole(path, *kept)
             if self.config.logging.tensorboard:
                 from torch.utils.tensorboard import SummaryWriter  # slow to import
@@ -171,7 +171,7 @@ class Recorder:
         self.saved()
         counted: Record = {"seconds": self.history.seconds, "records": self._summed.hexdigest()}
         checkpoint = copied(next_round, tensors, {**header, **counted})
-        seen = self.history.take_clients()
+        tables = self.history.take_tables()
 
         def save() -> None:
             with writing(self.folder):
@@ -180,7 +180,7 @@ class Recorder:
                 sync_folder(self.folder)
                 if self._events is not None:
                     self._events.flush()
-                write_clients(self.folder, seen, next_round)
+                write_tables(self.folder, tables, next_round)
                 self.write_best(best)
                 save_checkpoint(self.checkpoints, checkpoint, self.config.checkpoint.keep)
 
@@ -204,7 +204,7 @@ class Recorder:
         """Write the final model, its confusion matrix (C, C) if known, and the summary; return the summary."""
         self.saved()
         with writing(self.folder):
-            write_clients(self.folder, self.history.take_clients(), self.history.rounds + 1)
+            write_tables(self.folder, self.history.take_tables(), self.history.rounds + 1)
             write_whole(self.folder / "model.safetensors", model_file(model))
             if confusion is not None:
                 write_whole(self.folder / "confusion.csv", confusion_csv(confusion, classes))

@@ -1,14 +1,14 @@
-"""Tables of a run: evaluations of single clients (RUN/clients.parquet), and the confusion matrix of the final model.
+"""Tables of a run: evaluations of single clients, events in simulated time, confusion matrix of the final model.
 
-RUN/clients.parquet is a folder with one file per checkpoint, which holds the evaluations since the previous one.
-`pandas.read_parquet` reads them all.
+RUN/clients.parquet and RUN/events.parquet are folders with one file per checkpoint, which holds the rows since the
+previous one. `pandas.read_parquet` reads them all.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,37 +18,41 @@ from fedmpi.common.files import make_inner_folder, whole_file
 from fedmpi.common.types import AnyArray, Ints
 
 Columns = dict[str, AnyArray]
-"""Columns of one length by name: int64 "round", "client", "samples" (evaluated), "training_samples", "times_used" (in
-how many rounds the client was selected), float64 "loss", "accuracy", and the same with "tuned_" and "personal_", as
-far as there are such numbers, and int64 "copy" with `model.copies`."""
+"""Columns of one length by name.
 
-CLIENTS = "clients.parquet"
+Evaluations: int64 "round", "client", "samples" (evaluated), "training_samples", "times_used" (in how many rounds the
+client was selected), float64 "loss", "accuracy", and the same with "tuned_" and "personal_", as far as there are such
+numbers, and int64 "copy" with `model.copies`.
+Events: int64 "round", float64 "seconds", text "event" (start, arrival, lost), int64 "client", "version"."""
+
+TABLES = CLIENTS, EVENTS = "clients.parquet", "events.parquet"
 
 
-def write_clients(folder: Path, rows: Columns, next_round: int) -> None:
-    """Write evaluations of single clients before a checkpoint."""
+def write_tables(folder: Path, tables: Mapping[str, Columns], next_round: int) -> None:
+    """Write the rows of each table before a checkpoint."""
     import pyarrow
     from pyarrow import parquet
 
-    if rows:
-        make_inner_folder(folder / CLIENTS)
-        with whole_file(folder / CLIENTS / f"{next_round:08d}.parquet") as file:
-            parquet.write_table(pyarrow.table(rows), file, write_page_checksum=True)
+    for name, rows in tables.items():
+        if rows:
+            make_inner_folder(folder / name)
+            with whole_file(folder / name / f"{next_round:08d}.parquet") as file:
+                parquet.write_table(pyarrow.table(rows), file, write_page_checksum=True)
 
 
-def drop_clients_after(folder: Path, next_round: int) -> None:
-    """Remove evaluations that were written after a checkpoint."""
-    for path in (folder / CLIENTS).glob("*.parquet"):
+def drop_tables_after(folder: Path, next_round: int) -> None:
+    """Remove rows that were written after a checkpoint."""
+    for path in (path for name in TABLES for path in (folder / name).glob("*.parquet")):
         if int(path.stem) > next_round:
             path.unlink()
 
 
-def read_clients(folder: Path) -> Columns:
-    """Return the evaluations of single clients in a run folder; empty if there are none."""
+def read_table(folder: Path, name: str = CLIENTS) -> Columns:
+    """Return the rows of a table in a run folder; empty if there are none."""
     import pyarrow
     from pyarrow import parquet
 
-    paths = sorted((folder / CLIENTS).glob("*.parquet"))
+    paths = sorted((folder / name).glob("*.parquet"))
     if not paths:
         return {}
     try:
@@ -56,7 +60,7 @@ def read_clients(folder: Path) -> Columns:
         return {name: table[name].to_numpy() for name in table.column_names}
     except Exception as error:  # pyarrow's errors have no common class
         why = " ".join(str(error).split())[:200]
-        raise UserError(f"{folder / CLIENTS} cannot be read ({why}). It is damaged; restore it from a copy") from None
+        raise UserError(f"{folder / name} cannot be read ({why}). It is damaged; restore it from a copy") from None
 
 
 def concatenated(tables: Sequence[Columns]) -> Columns:

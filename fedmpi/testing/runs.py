@@ -43,6 +43,7 @@ SMALL = {
 """Configuration of the run, unless a component's own settings override it."""
 NEEDED: dict[str, dict[str, Any]] = {
     "scheduling": {"topology": "mediators", "topology.clients_per_mediator": 2},
+    "staleness": {"topology": "async", "topology.in_flight": 5, "topology.buffer": 2, "devices.speed": "lognormal"},
     "client sampler": {
         "clients.count": 3,
         "clients.availability": "bernoulli",
@@ -138,7 +139,7 @@ def _settings(subject: Subject, choice: Any) -> dict[str, Any]:
     settings |= {**subject.settings, part.key: choice}
     if part.kind == "model" and part.name != "mlp" and "model.hidden" not in subject.settings:
         settings.pop("model.hidden")  # the setting of the run's own perceptron
-    if settings.get("clients.sampler") == "all" or "clients.fraction" in settings:
+    if settings.get("clients.sampler") == "all" or "clients.fraction" in settings or part.kind == "staleness":
         settings.pop("clients.count")
     if settings.get("attack") == "none":
         settings.pop("clients.attack_fraction")
@@ -220,7 +221,7 @@ EVALUATED = Contract(
 )
 CONTRACTS = {
     "local algorithm": Contract(in_a_run, more=(("names that are read", names_read),)),
-    **dict.fromkeys(("local optimizer", "schedule", "scheduling"), IN_A_RUN),
+    **dict.fromkeys(("local optimizer", "schedule", "scheduling", "staleness"), IN_A_RUN),
     **dict.fromkeys(("server optimizer", "compressor", "attack", "data source", "loss"), IN_A_RUN),
     **dict.fromkeys(("metric", "model"), EVALUATED),
 }

@@ -17,7 +17,7 @@ from fedmpi import ClientArrays, UserError
 from fedmpi.common.fairness import SPREADS
 from fedmpi.common.registry import resolve
 from fedmpi.common.task_kinds import KINDS
-from fedmpi.records.tables import Columns, drop_clients_after, read_clients, write_clients
+from fedmpi.records.tables import CLIENTS, Columns, drop_tables_after, read_table, write_tables
 from fedmpi.tasks.evaluation import JUDGED, LOSS, RIGHT, WEIGHT, client_sums, cut, evaluate, has_accuracy
 from fedmpi.tasks.losses import task_loss
 from fedmpi.tasks.metrics import Metric
@@ -225,17 +225,17 @@ def test_a_stopped_run_continues_with_its_rows_and_misses_those_that_are_gone(tm
     whole, run = tmp_path / "WHOLE", tmp_path / "RUN"
     assert run_into(whole, *VIEWED) == 0
     assert run_into(run, *VIEWED, stop_after=5) == 75
-    assert np.unique(read_clients(run)["round"]).tolist() == [0, 1, 2, 3, 4]
+    assert np.unique(read_table(run)["round"]).tolist() == [0, 1, 2, 3, 4]
     path = max((run / "clients.parquet").iterdir())
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
     with pytest.raises(UserError, match=r"clients\..* cannot be read .*damaged"):
-        read_clients(run)
+        read_table(run)
     path.write_bytes(content)
     with pytest.raises(UserError, match="cannot change .evaluation.clients: "):
         run_into(run, *VIEWED, "evaluation.clients=participants", resume=True)
     assert run_into(run, *VIEWED, resume=True) == 0
-    one, other, loaded = read_clients(whole), read_clients(run), fedmpi.load_run(run).clients
+    one, other, loaded = read_table(whole), read_table(run), fedmpi.load_run(run).clients
     assert one.keys() == other.keys() == loaded.keys()
     assert all(np.array_equal(one[name], other[name]) and np.array_equal(one[name], loaded[name]) for name in one)
 
@@ -243,9 +243,10 @@ def test_a_stopped_run_continues_with_its_rows_and_misses_those_that_are_gone(tm
 def test_a_table_holds_the_rows_up_to_a_checkpoint(tmp_path: Path):
     written = {3: [0.5, np.nan], 4: [0.25], 6: [1.0]}
     for checkpoint, losses in written.items():
-        write_clients(tmp_path, {"client": np.arange(len(losses)), "loss": np.array(losses)}, checkpoint)
+        rows = {"client": np.arange(len(losses)), "loss": np.array(losses)}
+        write_tables(tmp_path, {CLIENTS: rows}, checkpoint)
     for checkpoint in (6, 4, 0):
-        drop_clients_after(tmp_path, checkpoint)
+        drop_tables_after(tmp_path, checkpoint)
         rows = [loss for name, losses in written.items() if name <= checkpoint for loss in losses]
-        found = read_clients(tmp_path)
+        found = read_table(tmp_path)
         assert np.array_equal(found.get("loss", []), rows, equal_nan=True)

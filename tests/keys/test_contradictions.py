@@ -19,6 +19,7 @@ BASE = "preset=fedavg clients.count=4"
 DRAWN = "preset=fedsampling samples.budget=50 clients.sampler=uniform"
 ALL = "preset=fedavg clients.sampler=all"
 RELAYS = "topology=mediators topology.clients_per_mediator=2"
+FLYING = "preset=fedbuff"
 STRATA = "clients.sampler=stratified clients.sampler.strata=3"
 CLIPPED = "server.weights=uniform privacy.clip_norm=1"
 NOISED = f"{CLIPPED} privacy.noise_multiplier=1"
@@ -45,6 +46,32 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
             f"{SAMPLER}:by_norms",
         ],
     ),
+    "topology": ([f"{FLYING} devices=false"], [FLYING, "preset=fedasync"]),
+    "topology.buffer, topology.period": (
+        [f"{FLYING} topology.buffer=3 topology.period=9"],
+        [f"{FLYING} topology.period=9", f"{FLYING} topology.buffer=3"],
+    ),
+    **{
+        f"topology, {key}": ([f"{FLYING} {setting}" for setting in refused], [f"{FLYING} {one}" for one in fine])
+        for key, (refused, fine) in {
+            "clients.sampler": (
+                ["clients.sampler=all", f"{SAMPLER}:by_norms", "clients.sampler=power-of-choice", STRATA],
+                ["clients.sampler=weighted", "clients.sampler=ucb", f"{SAMPLER}:by_seconds"],
+            ),
+            "clients.over_selection": (["clients.over_selection=1.5"], ["clients.over_selection=1"]),
+            "samples.sampler": ([RATIO, f"{PARTLY}=exact", f"samples.sampler={OWN}:own_rows"], []),
+            "server.weights": (
+                [f"server.weights={name}" for name in ("normalized", "unbiased", "literal", "q-ffl")],
+                ["server.weights=samples", "server.weights=docs.examples.weights:power"],
+            ),
+            "privacy.clip_norm": (["privacy.clip_norm=1"], []),
+            "logging.diagnostics": (["logging.diagnostics=true"], []),
+            "compression.error_feedback": ([RESIDUALS], ["compression=int8", f"{ATTACK}=noise", MEDIAN]),
+            "local.personal": (['local.personal=["*weight"]'], []),
+            "model.copies": (["model.copies=2"], []),
+            "local.algorithm": (["local.algorithm=scaffold", "local.algorithm=fednova"], ["local.proximal_mu=1"]),
+        }.items()
+    },
     "clients.count, clients.fraction": (["clients.fraction=0.5"], []),
     "local.epochs, local.steps": (["local.epochs=1 local.steps=1"], ["local.steps=1"]),
     "samples.sampler": (

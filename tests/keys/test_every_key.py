@@ -52,6 +52,7 @@ STILL = f"{COPIES} rebalance.rotation=0 rebalance.shear=0 rebalance.shift=0 reba
 FREE = f"{CLOCK} devices.upload.median=1e30 devices.download.median=1e30"
 FAST = f"{CLOCK} devices.speed.median=1e30"
 SQUEEZED = f"{DRAWN} clients.sampler.strata=3 clients.sampler.features=compressed-gradient"
+FLYING = f"{S} topology=async topology.in_flight=4 devices.speed=lognormal rounds=6 topology"
 GROUPS = (
     f"{ALL} topology=mediators topology.clients_per_mediator=3 clients.availability=bernoulli "
     "clients.availability.probability=0.7 topology.scheduling=random"
@@ -297,6 +298,16 @@ EFFECTS: dict[str, dict[str, str]] = {
     },
     f"{MEDIATED} local.optimizer=adam local.lr=0.01": {"topology.keep_optimizer": "false true model"},
     GROUPS: {"topology.regroup": "once every-round model"},
+    f"{FLYING}.buffer=2": {
+        "topology.in_flight": "3 5 clients",
+        "topology.buffer": "1 3 clients",
+        "topology.average": "updates models model",
+        "topology.staleness": "constant polynomial model",
+    },
+    f"{FLYING}.average=updates": {"topology.period": "0.05 0.2 clients"},
+    f"{FLYING}.buffer=2 topology.staleness=polynomial": {"topology.staleness.a": "0.5 2 model"},
+    f"{FLYING}.buffer=2 topology.staleness=hinge topology.staleness.b=0": {"topology.staleness.a": "0.5 2 model"},
+    f"{FLYING}.buffer=2 topology.staleness=hinge": {"topology.staleness.b": "0 2 model"},
     COPIES: {
         "rebalance": "false true model",
         "rebalance.alpha": "0.5 1.5 model",

@@ -43,6 +43,10 @@ STATES = {
         f"{ALL} topology=mediators topology.regroup=once topology.clients_per_mediator=3 "
         "topology.scheduling=random clients.availability=bernoulli clients.availability.probability=0.7"
     ),
+    "clients and models in flight": (
+        f"{S} topology=async topology.in_flight=5 topology.buffer=2 devices.speed=lognormal clients.sampler=ucb "
+        "local.optimizer=adam local.lr=0.01 server.optimizer=momentum"
+    ),
     "the best round and the bytes so far": (f"{SOME} local.lr=0.5 evaluation.every=2 evaluation.target_accuracy=0.1"),
 }
 

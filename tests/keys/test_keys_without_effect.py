@@ -12,9 +12,12 @@ from fedmpi.config.loading import assignments, given_config
 from tests.keys.worlds import ALL, ASKED, CLASSES, CLOCK, COPIES, DRAWN, MEDIATED, OPTICS, PRIVATE, SOME, STRATA
 
 HISTOGRAM = f"{DRAWN} clients.sampler.features=label-histogram clients.sampler.within_stratum=uniform"
+FLYING = "topology=async topology.in_flight=4 devices=true"
 NOWHERE: dict[str, list[str]] = {
-    "clients.count=3": [ALL],
-    "clients.fraction=0.5": [ALL],
+    "clients.count=3": [ALL, FLYING],
+    "clients.fraction=0.5": [ALL, FLYING],
+    "topology.in_flight=3": [SOME],
+    "topology.staleness.b=3": [FLYING],
     "clients.sampler.features.codebook_size=5": [STRATA, SOME],
     "clients.sampler.features.decompress=false": [STRATA, SOME],
     "clients.sampler.features.probe=sample": [HISTOGRAM, SOME],

@@ -16,7 +16,7 @@ import pytest
 import fedmpi
 from fedmpi import UserError
 from fedmpi.records.history import clients_from_text
-from fedmpi.records.tables import read_clients
+from fedmpi.records.tables import read_table
 from fedmpi.report import curves as numbers
 from fedmpi.report.curves import MOST_ROUNDS, thinned
 from fedmpi.report.figures import DASHES, METHODS, Shown, styles
@@ -113,7 +113,7 @@ def test_selected_clients_strata_sizes_and_scores_of_clients_are_those_of_the_re
         assert shares[: len(taken), record["round"]].tolist() == taken
     assert drawn["y"]["size_ratio"] == [record["size_estimate"] / record["size_true"] for record in run.records]
     served = tables(contents)["served"]["client accuracy mean"][shown.labels.index("fedstas-dp")]
-    assert served.mean == pytest.approx(read_clients(run.folder)["accuracy"].mean())
+    assert served.mean == pytest.approx(read_table(run.folder)["accuracy"].mean())
 
 
 def test_a_round_without_allocation_draws_from_no_stratum() -> None:

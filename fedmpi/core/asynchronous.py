@@ -1,0 +1,296 @@
+"""Asynchronous rounds: clients train all the time, and the server steps when enough updates have arrived.
+
+A round is one server step. FedAsync (Xie et al. 2019, Algorithm 1) steps with every update, FedBuff (Nguyen et al.
+2022, Algorithm 1) with every K, and a semi-synchronous server every so many simulated seconds. The step is
+
+    w ← S(w, Σ c_k s_k D_k / Σ c_k)
+
+with the aggregation weights c_k, the staleness weights s_k and the server optimizer S. D_k is the update w_k − w_v of a
+client that received version v of the model, or, with `average = "models"`, the difference w_k − w to the current
+model. The latter with a buffer of 1 and S(w, Δ) = w + α Δ is FedAsync's w ← (1 − α s) w + α s w_k.
+
+Rank 0 plans: it simulates the events up to the next step and sends the starts in flight with the plan. All ranks train
+together. If an update of the step is not trained yet, several ranks train it with the next updates to arrive in one
+pass, and keep those until their step. Every rank stores the versions in flight, (versions, d), of which there are at
+most `in_flight`. The kept updates of all ranks together take at most (in_flight, d), usually (4, d) per rank.
+
+Deviations from the papers: their servers and clients run on real clocks, so that equal events have no fixed order; here
+updates that arrive at the same simulated time enter in the order in which their clients started, and free places are
+filled after all of them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmpi.aggregation.exact import Accumulator, Adder
+from fedmpi.aggregation.staleness import StalenessWeights
+from fedmpi.clients.cohort import Cohort
+from fedmpi.clients.events import EventQueue, PlaceDraw, Start
+from fedmpi.clients.strata import Strata
+from fedmpi.common.plan import Plan
+from fedmpi.common.types import Ints
+from fedmpi.config.tables import Async
+from fedmpi.core.plan import Planner, rate_of
+from fedmpi.core.reduce import RankWork
+from fedmpi.core.worker import Trainer
+from fedmpi.local.work import ClientTask, RoundJob, WorkReport
+
+log = logging.getLogger("fedmpi")
+
+VERSIONS, MODELS = "flight.versions", "flight.models"
+"""Names in a checkpoint."""
+AHEAD = 4
+"""Updates per worker that are trained in one pass: enough to balance their durations, few enough to keep."""
+
+
+class AsyncPlanner(Planner):
+    """Planner of the server steps of a run."""
+
+    cohorts: PlaceDraw
+
+    def __init__(self, *given: Any):
+        super().__init__(*given)
+        assert isinstance(self.config.topology, Async)
+        self.topology, self.queue = self.config.topology, EventQueue()
+        self.staleness = StalenessWeights(self.topology.staleness)
+        self._numbers: dict[str, float] = {}  # of the latest draw
+
+    def prepare(self, t: int, strata: Strata | None = None) -> None:
+        """Do nothing: the events of a round start from those of the round before."""
+
+    def plan(self, t: int, strata: Strata | None = None) -> Plan:
+        """Simulate the events up to the server step of round t, and return its plan."""
+        began, started = self.queue.clock, self.queue.started
+        due = sorted(self._arrivals(t), key=lambda start: (start.client, start.number))
+        flying = self.queue.flying()
+        rows = [(start.number, start.client, start.version, start.repeat) for start in (*due, *flying)]
+        flight = np.array(rows, np.int64).reshape(-1, 4).T.copy()
+        clients, staleness = flight[1, : len(due)], t - flight[2, : len(due)]
+        cohort = Cohort(clients, multiplicity=np.array([start.times for start in due], np.int64))
+        self.seconds = np.array([start.seconds for start in due])
+        events = self.queue.close_step(t)
+        if self.cohorts.past is not None:
+            self.cohorts.past.enter(t, np.unique(events["client"][events["event"] == "start"]), np.unique(clients))
+        facts = {
+            "participants": len(due),
+            "asked": self.queue.started - started,
+            "virtual_seconds": self.queue.clock - began,
+            "in_flight": len(self.queue.busy),
+            "versions": len(np.unique(flight[2, len(due) :])),
+            **self._numbers,
+            **({"staleness_mean": float(staleness.mean()), "staleness_max": int(staleness.max())} if due else {}),
+        }
+        return Plan(
+            round=t,
+            lr=rate_of(self.config, t),
+            clients=clients,
+            coefficients=self._coefficients(self.weighing, t, cohort),
+            per_sample=self.weighing.per_sample,
+            normalize=self.weighing.normalizes,
+            flight=flight,
+            discounts=self.staleness.of(staleness, t),
+            facts=facts,
+            events=events,
+        )
+
+    def _arrivals(self, t: int) -> list[Start]:
+        """Let time pass until the server steps; return the starts whose updates enter the step.
+
+        All arrivals of the same time, and the step that they complete, come before free places are filled.
+        """
+        queue, due, turn = self.queue, list[Start](), 0
+        period = self.topology.period
+        end = np.inf if period is None else (t + 1) * period
+        while len(due) < self.topology.size:
+            if queue.clock < min(queue.following, end):
+                turn += self._fill(t, turn)
+            if queue.following > end or queue.following == np.inf:
+                break
+            start = queue.pop()
+            due += [] if start.lost else [start]
+        if period is not None:
+            queue.clock = end
+        self.cohorts.clock = queue.clock
+        return due
+
+    def _fill(self, t: int, turn: int) -> bool:
+        """Start clients in the free places, if there are any."""
+        busy, self.cohorts.clock = self.queue.busy, self.queue.clock
+        if places := self.topology.in_flight - len(busy):
+            cohort, seconds, lost = self.cohorts.fill(t, turn, places, busy)
+            self._check_draw(t, cohort, opening=False)
+            self._numbers = {f"sampler_{name}": float(value) for name, value in cohort.numbers.items()}
+            self.queue.start(t, cohort, seconds, lost)
+        return places > 0
+
+    def state(self) -> dict[str, Tensor]:
+        return super().state() | self.queue.state()
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        super().load(state)
+        self.queue.load(state)
+
+
+class Stale:
+    """Accumulator that adds (update + shift) · weight to another one."""
+
+    def __init__(self, total: Adder, weight: float, shift: Tensor | None):
+        self.total, self.weight, self.shift = total, weight, shift
+
+    def add(self, vector: Tensor, coefficient: float, client: int = -1) -> None:
+        moved = vector if self.shift is None else vector + self.shift
+        self.total.add(moved * self.weight, coefficient, client)
+
+
+class Keeper:
+    """Accumulator that keeps the last update."""
+
+    def __init__(self) -> None:
+        self.update = torch.empty(0)
+
+    def add(self, vector: Tensor, coefficient: float, client: int = -1) -> None:
+        self.update = vector.clone()
+
+
+class AsyncTrainer(Trainer):
+    """Training of the clients in flight that this rank owns."""
+
+    counts_batches = False  # of clients that have trained at different times
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        assert isinstance(self.config.topology, Async)
+        self.topology = self.config.topology
+        self.models: dict[int, Tensor] = {}  # (d,) each: versions in flight
+        self._given: set[int] = set()  # numbers of the starts that are trained, on any rank
+        self._kept: dict[int, tuple[Tensor, WorkReport]] = {}  # updates of this rank that wait for their step
+
+    def train(
+        self,
+        plan: Plan,
+        model: Tensor,
+        total: Accumulator,
+        further: Mapping[str, Accumulator] | None = None,
+        trial: bool = False,
+    ) -> RankWork:
+        """Add the weighted updates that enter the step to `total`; train further ones if a worker would idle."""
+        numbers, _, versions, repeats = plan.flight
+        members, work = len(plan.clients), RankWork()
+        if not self._began:
+            self._began, most, megabytes = True, self.topology.in_flight, model.nbytes / 1e6
+            what = "memory: at most %d models (%.1f MB each) on every rank, and as many updates over all ranks together"
+            log.info(what, most, megabytes)
+        mine, keys = self._mine(plan), versions + (repeats << 32)
+        with self.loss.kept_generators():
+            for key in np.unique(keys[mine]).tolist():
+                group = mine[keys[mine] == key]
+                if len(now := group[group < members]):
+                    into = self._into(plan, int(now[0]), model, total)
+                    tasks, report = self._train(plan, now, model, into, merges=into is total)
+                    work = _added(work, report, len(now), len(tasks))
+                for place in group[group >= members].tolist():
+                    keeper = Keeper()
+                    _, report = self._train(plan, np.array([place]), model, keeper)
+                    self._kept[int(numbers[place])] = keeper.update, report
+            for place in np.flatnonzero(np.isin(numbers[:members], [*self._kept])).tolist():
+                update, report = self._kept.pop(int(numbers[place]))
+                tasks = self._tasks(self._part(plan, np.array([place])))
+                for task in tasks:
+                    self._into(plan, place, model, total).add(update, task.coefficient, task.client)
+                    report.weight, report.load_seconds = task.coefficient, 0.0
+                work = _added(work, report, 1, len(tasks))
+        self._keep_versions(plan, model)
+        return work
+
+    def _mine(self, plan: Plan) -> Ints:
+        """Return the places in `plan.flight` of the starts that this rank trains now, sorted by client.
+
+        Every rank derives the same assignment. If an update of the step is not trained yet, a few that arrive later
+        are trained with it.
+        """
+        numbers, clients = plan.flight[:2]
+        waiting = np.flatnonzero(~np.isin(numbers, [*self._given]))
+        due, workers = np.count_nonzero(waiting < len(plan.clients)), self.layout.workers
+        waiting = waiting[: max(due, AHEAD * workers if workers > 1 else 0) if due else 0]
+        self._given |= set(numbers[waiting].tolist())
+        waiting = waiting[np.argsort(clients[waiting], kind="stable")]
+        part = replace(plan, clients=clients[waiting])
+        owners = self.worker.trainers(part) if self.layout.shared else self.layout.owners(part.clients)
+        mine: Ints = waiting[owners == (-1 if self.layout.worker is None else self.layout.worker)]
+        return mine
+
+    def _part(self, plan: Plan, places: Ints) -> Plan:
+        """Return the plan of starts from one version, as of the round of this version."""
+        clients, versions = plan.flight[1:3, places]
+        enters = bool(places[0] < len(plan.clients))
+        return Plan(
+            round=int(versions[0]),
+            lr=rate_of(self.config, int(versions[0])),
+            clients=clients,
+            coefficients=plan.coefficients[places] if enters else np.ones(len(places)),
+            per_sample=plan.per_sample,
+            normalize=plan.normalize,
+        )
+
+    def _tasks(self, part: Plan) -> list[ClientTask]:
+        return self.worker.tasks(part, np.arange(len(part.clients)))
+
+    def _start(self, plan: Plan, place: int, model: Tensor) -> Tensor:
+        """Return the model (d,) that a start has received."""
+        version = int(plan.flight[2, place])
+        return model if version == plan.round else self.models[version]
+
+    def _into(self, plan: Plan, place: int, model: Tensor, total: Accumulator) -> Adder:
+        """Return the accumulator of updates from the version of a start."""
+        weight, start = float(plan.discounts[place]), self._start(plan, place, model)
+        shift = start - model if self.topology.average == "models" and start is not model else None
+        return total if weight == 1 and shift is None else Stale(total, weight, shift)
+
+    def _train(
+        self, plan: Plan, places: Ints, model: Tensor, into: Adder, merges: bool = False
+    ) -> tuple[list[ClientTask], WorkReport]:
+        """Train the same start from one version of some clients; return their tasks and the report.
+
+        The version keys random streams; repeated starts have others.
+        """
+        part, start, report = self._part(plan, places), self._start(plan, int(places[0]), model), WorkReport()
+        tasks, key = self._tasks(part), part.round + (int(plan.flight[3, places[0]]) << 32)
+        if self.hooks is not None:
+            self.hooks.begin(key, start, {})
+        if self.observer is not None:
+            self.observer.begin(tasks, key, start)
+        engine = self.engine if merges else self.engine.rest
+        for rule, group in self.worker.groups(part, tasks, self.worker.rule(part)) if tasks else ():
+            report += engine.train(group, RoundJob(start, rule, key, into))
+        return tasks, report
+
+    def _keep_versions(self, plan: Plan, model: Tensor) -> None:
+        """Keep the versions of the starts that stay in flight."""
+        numbers, _, versions, _ = plan.flight[:, len(plan.clients) :]
+        self._given &= set(numbers.tolist())
+        needed = np.unique(versions).tolist()
+        self.models = {v: self.models[v] if v in self.models else model.clone() for v in needed}
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the versions in flight, for a checkpoint; the same on all ranks."""
+        models = torch.stack([*self.models.values()]) if self.models else torch.empty(0)
+        return {VERSIONS: torch.tensor([*self.models], dtype=torch.int64), MODELS: models}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Restore the versions of a checkpoint."""
+        if VERSIONS in state:
+            self.models = dict(zip(state[VERSIONS].tolist(), state[MODELS].unbind(), strict=True))
+
+
+def _added(work: RankWork, report: WorkReport, places: int, due: int) -> RankWork:
+    """Add the work on some starts."""
+    work.report.__iadd__(report)
+    return replace(work, places=work.places + places, due=work.due + due)

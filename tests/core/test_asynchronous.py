@@ -1,0 +1,122 @@
+"""Asynchronous rounds: equal speeds are FedAvg, ranks and resumed runs agree, samplers see who is busy.
+
+tests/reference/test_asynchronous.py compares runs with the papers' algorithms.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fedmpi
+from fedmpi import Cohort, ComponentFailure, UserError
+from fedmpi.aggregation.staleness import StalenessWeights, hinge
+from fedmpi.common.registry import Component
+from tests.mpi.launch import run_mpi
+
+SMALL: dict[str, Any] = {
+    "data.source": "digits:clients=14,alpha=0.5",
+    "model.hidden": [6],
+    "cluster.threads": 1,
+    "logging.tensorboard": False,
+    "logging.participants": True,
+    "checkpoint.every": 0,
+    "evaluation.every": 100,
+    "rounds": 5,
+}
+FLYING: dict[str, Any] = {"topology": "async", "topology.in_flight": 6, "topology.buffer": 3}
+TIMES = ("seconds", "phase_seconds", "busy_seconds")
+
+
+def parameters(run: fedmpi.Run) -> torch.Tensor:
+    return torch.nn.utils.parameters_to_vector(run.model.parameters())
+
+
+@pytest.mark.parametrize("average", ["updates", "models"])
+@pytest.mark.parametrize("local", [{}, {"local.batch_size": "all"}], ids=["steps", "merged"])
+def test_clients_of_equal_speed_and_a_full_buffer_are_federated_averaging(average: str, local: dict[str, Any]):
+    same = {"devices.speed.median": 1e30, "server.optimizer": "momentum", **SMALL, **local}  # bytes take equal time
+    star = fedmpi.run({**same, "clients.count": 6})
+    flying = fedmpi.run({**same, **FLYING, "topology.buffer": 6, "topology.average": average})
+    assert torch.equal(parameters(star), parameters(flying))
+    for one, other in zip(star.records, flying.records, strict=True):
+        assert other["virtual_seconds"] == pytest.approx(one["virtual_seconds"], rel=1e-12)
+        assert other["staleness_max"] == 0
+        assert all(other[key] == value for key, value in one.items() if key not in (*TIMES, "virtual_seconds"))
+
+
+def test_ranks_and_a_resumed_run_have_the_same_events_and_model(tmp_path: Path):
+    chosen = {
+        **SMALL,
+        **FLYING,
+        "topology.buffer": 1,
+        "topology.average": "models",
+        "devices.speed": "lognormal",
+        "server.exact": True,
+        "clients.failure_rate": 0.1,
+        "checkpoint.every": 7,
+        "evaluation.every": 1,
+        "rounds": 12,
+    }
+    whole, cut = fedmpi.run(chosen, out=tmp_path / "whole"), tmp_path / "cut"
+    (tmp_path / "run.toml").write_text((tmp_path / "whole" / "config.toml").read_text())
+    for ranks, more in ((3, ["--set", "rounds=7"]), (2, ["--resume"])):
+        job = run_mpi(ranks, ["-m", "fedmpi", "train", tmp_path / "run.toml", "--out", cut, *more])
+        assert not job.returncode, job.stderr
+    found = fedmpi.load_run(cut)
+    assert {*whole.events["event"]} == {"start", "arrival", "lost"}
+    assert len({*whole.events["round"]}) == 12
+    assert all(np.array_equal(values, found.events[name]) for name, values in whole.events.items())
+    assert torch.equal(parameters(whole), parameters(found))
+    timeless = [[{k: v for k, v in one.items() if k not in TIMES} for one in run.records] for run in (whole, found)]
+    assert timeless[0] == timeless[1]
+
+
+def test_a_sampler_fills_free_places_and_sees_who_is_busy():
+    seen = []
+
+    def lowest(view: Any) -> Cohort:
+        assert not np.isin(view.busy, view.available).any()
+        seen.append((view.round, view.count, view.busy.tolist()))
+        return Cohort(view.available[: view.count])
+
+    run = fedmpi.run({**SMALL, **FLYING, "clients.sampler": lowest, "devices.speed": "lognormal"})
+    assert seen[0] == (0, 6, []) and {count for _, count, _ in seen[1:]} == {1}
+    assert all(count + len(busy) == 6 for _, count, busy in seen)
+    assert len(seen) == 1 + sum(record["asked"] for record in run.records) - 6
+    assert [record["in_flight"] for record in run.records] == [5] * 5
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"topology.staleness": lambda staleness: -1}, r"returned -1 for staleness 0\. Return a finite number from 0"),
+        ({"topology.staleness": lambda staleness: None}, "returned None for staleness 0"),
+        ({"clients.sampler": lambda view: Cohort(view.available)}, "14 clients for view.count = 6 free places"),
+    ],
+)
+def test_what_a_component_returns_is_checked(wrong: dict[str, Any], sentence: str):
+    with pytest.raises(ComponentFailure, match=sentence):
+        fedmpi.run({**SMALL, **FLYING, "devices": True, **wrong})
+
+
+def test_more_places_than_clients_are_rejected():
+    with pytest.raises(UserError, match=r"topology\.in_flight = 64, but the data hold 14 clients. Choose 1 to 14"):
+        fedmpi.run({**SMALL, "topology": "async", "devices": True})
+
+
+def test_a_server_without_available_clients_steps_on_and_waits():
+    nobody = {"clients.availability": "bernoulli", "clients.availability.probability": 1e-9, "devices": True}
+    run = fedmpi.run({**SMALL, **FLYING, **nobody, "topology.buffer": None, "topology.period": 2.0})
+    assert [(one["participants"], one["virtual_seconds"]) for one in run.records] == [(0, 2.0)] * 5
+    assert fedmpi.run({**SMALL, **FLYING, **nobody}).records[-1]["virtual_seconds"] == 0
+
+
+def test_the_weights_of_the_papers():
+    weights = StalenessWeights(Component("staleness", "polynomial"))
+    np.testing.assert_allclose(weights.of(np.array([3, 0, 8, 3]), 0), [0.5, 1, 1 / 3, 0.5])
+    assert [hinge(staleness, a=10, b=4) for staleness in (0, 4, 5, 14)] == [1, 1, 1 / 11, 1 / 101]

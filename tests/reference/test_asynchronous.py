@@ -1,0 +1,155 @@
+"""Asynchronous rounds beside a plain loop in float64: FedAsync (Xie et al. 2019), FedBuff (Nguyen et al. 2022), and a
+server that steps in fixed periods.
+
+The loop is written from Algorithm 1 of each paper, and shares nothing with the program but the samples, the module and
+the keys of the random streams (`plain_data`). Cohorts are keyed by (step, fill), batches by (version + 2³² · number of
+earlier starts from it, client).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+import fedmpi
+from fedmpi.config.loading import given_config
+from fedmpi.models import build
+from tests.reference.plain_data import AVAILABILITY, BATCH_ORDER, COHORT, DEVICE, Population, stream
+
+BASE: dict[str, Any] = {
+    "data.source": "digits:clients=12,alpha=0.5",
+    "data.normalize": False,
+    "model": "tests.reference.networks:double_perceptron",
+    "local.engine": "sequential",
+    "local.batch_size": 16,
+    "local.epochs": 2,
+    "local.lr": 0.1,
+    "local.proximal_mu": 0.05,
+    "rounds": 14,
+    "devices.speed": "lognormal",
+    "cluster.threads": 1,
+    "evaluation.every": 100,
+    "server.weights": "uniform",
+    "topology": "async",
+    "topology.in_flight": 5,
+}
+
+
+class Plain:
+    """The run once more: `x` is the global model, `clock` the simulated time, `flying` the clients at work."""
+
+    def __init__(self, settings: dict[str, Any]):
+        self.config = given_config({}, settings)
+        self.people, self.seed = Population(self.config), self.config.seed
+        self.clock, self.step, self.started = 0.0, 0, 0
+        self.flying: list[tuple[float, int, int, int, int, bool]] = []
+        self.events: list[tuple[int, float, str, int, int]] = []
+        normals = stream(self.seed, DEVICE, 0, 0).standard_normal(self.people.clients)
+        self.speed = 1000 * np.exp(normals)
+
+    def fill(self, turn: int, values: int) -> None:
+        """Send the model to idle clients, drawn uniformly."""
+        busy = {client for _, _, client, *_ in self.flying}
+        idle = [k for k in range(self.people.clients) if k not in busy]
+        places = min(self.config.topology.in_flight - len(busy), len(idle))
+        generator = stream(self.seed, COHORT, self.step, turn)
+        chosen = range(len(idle))
+        if places < len(idle):
+            chosen = sorted(generator.choice(len(idle), places, replace=False, shuffle=False).tolist())
+        rate = self.config.clients.failure_rate
+        fate = stream(self.seed, AVAILABILITY, self.step + (turn << 32), 1).random(self.people.clients)
+        for k in (idle[i] for i in chosen):
+            seconds = 2 * self.people.sizes[k] / self.speed[k] + 4 * values / 4e6 + 4 * values / 1e6
+            row = (self.clock + seconds, self.started, k, self.step, self.repeats[k], fate[k] < rate)
+            self.flying.append(row)
+            self.repeats[k] += 1
+            self.started += 1
+            self.events.append((self.step, self.clock, "start", k, self.step))
+
+    def arrivals(self, values: int) -> list[tuple[int, int, int]]:
+        """Client, version and repeat of each update that enters the next step."""
+        topology, found, turn = self.config.topology, [], 0
+        self.repeats = Counter[int]()
+        end = np.inf if topology.period is None else topology.period * (self.step + 1)
+        while len(found) < (topology.buffer or np.inf):
+            self.flying.sort()
+            same_time = self.flying and self.flying[0][0] == self.clock
+            if len(self.flying) < topology.in_flight and self.clock < end and not same_time:
+                self.fill(turn, values)
+                self.flying.sort()
+                turn += 1
+            if self.flying[0][0] > end:
+                self.clock = end
+                break
+            self.clock, _, k, version, repeat, lost = self.flying.pop(0)
+            self.events.append((self.step, self.clock, "lost" if lost else "arrival", k, version))
+            found += [] if lost else [(k, version, repeat)]
+        return found
+
+    def trained(self, module: torch.nn.Module, x: torch.Tensor, k: int, version: int, repeat: int) -> torch.Tensor:
+        """The model of client k after its epochs of SGD on ℓ + μ/2 ‖w − x‖²."""
+        local, w = self.config.local, x.clone()
+        images, labels = (torch.from_numpy(np.asarray(part)) for part in self.people.raw[k])
+        generator = stream(self.seed, BATCH_ORDER, version + (repeat << 32), k)
+        size, n = min(16, len(labels)), len(labels)
+        for _ in range(2):
+            order = np.arange(n) if size == n else generator.permutation(n)
+            for rows in (order[first : first + size] for first in range(0, n, size)):
+                torch.nn.utils.vector_to_parameters(w, module.parameters())
+                loss = cross_entropy(module(images[rows] / 255.0), labels[rows])
+                gradient = torch.cat([g.ravel() for g in torch.autograd.grad(loss, [*module.parameters()])])
+                w = w - local.lr * (gradient + local.proximal_mu * (w - x))
+        return w.detach()
+
+    def run(self, module: torch.nn.Module, rule: Any) -> torch.Tensor:
+        """The last global model; `rule` is s(staleness)."""
+        x = torch.nn.utils.parameters_to_vector(module.parameters()).detach().clone()
+        history, rate = [], self.config.server.optimizer.options["lr"]
+        for step in range(self.config.rounds):
+            self.step = step
+            history.append(x)
+            due = self.arrivals(len(x))
+            ends = [(self.trained(module, history[v], k, v, r), history[v], rule(step - v)) for k, v, r in due]
+            if self.config.topology.average == "models":
+                [(new, _, s)] = ends  # Xie et al. 2019, Algorithm 1: x_t ← (1 − α_t) x_{t−1} + α_t x_new
+                x = (1 - rate * s) * x + rate * s * new
+            elif ends:  # Nguyen et al. 2022, Algorithm 1: w ← w − η_g Δ̄, Δ̄ = Σ s Δ_i / K
+                x = x + rate * sum(s * (new - old) for new, old, s in ends) / len(ends)
+        return x
+
+
+KINDS: dict[str, tuple[dict[str, Any], Any]] = {
+    "fedasync": (
+        {"buffer": 1, "average": "models", "staleness": {"name": "hinge", "a": 0.5, "b": 2}, "rounds": 40},
+        lambda staleness: 1.0 if staleness <= 2 else 1 / (0.5 * (staleness - 2) + 1),
+    ),
+    "fedbuff": ({"buffer": 7}, lambda staleness: (1 + staleness) ** -0.5),
+    "period": ({"period": 0.3, "failure": 0.3}, lambda staleness: (1 + staleness) ** -0.5),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_equals_the_loop_of_its_paper(kind: str) -> None:
+    chosen, rule = KINDS[kind]
+    settings = BASE | {"server.optimizer.lr": 0.6, "rounds": chosen.get("rounds", 14)}
+    settings["clients.failure_rate"] = chosen.get("failure", 0.0)
+    for name, value in chosen.items():
+        settings |= {} if name in ("rounds", "failure") else {f"topology.{name}": value}
+    plain = Plain(settings)
+    module = build(BASE["model"], {}, plain.people.description, 0)
+    run = fedmpi.run(settings)
+    wanted = plain.run(module, rule)
+    events = list(zip(*(run.events[name] for name in ("round", "event", "client", "version")), strict=True))
+    assert events == [(step, event, client, version) for step, _, event, client, version in plain.events]
+    np.testing.assert_allclose(run.events["seconds"], [seconds for _, seconds, *_ in plain.events], rtol=1e-12)
+    starts = Counter((client, version) for _, _, event, client, version in plain.events if event == "start")
+    assert max(starts.values()) > 1 or kind == "fedasync"
+    assert max(record.get("staleness_max", 0) for record in run.records) > 1
+    found = torch.nn.utils.parameters_to_vector(run.model.parameters()).detach()
+    assert found.dtype == torch.float64
+    assert float((found - wanted).norm()) <= 1e-10 * float(wanted.norm())
