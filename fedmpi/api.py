@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 
 from fedmpi.common.arithmetic import process_as_before
@@ -288,9 +287,7 @@ def _run(
     summary, where = _from_server(cluster, [simulation.summary, str(folder.absolute()) if folder else ""])
     known: dict[str, Any] = {"config": config}
     if summary["best_round"] is not None:
-        best = simulation.saved.best_model
-        (values,) = cluster.broadcast(None if best is None else [best.numpy(force=True)])
-        known["best_model"] = experiment.model.copy(torch.tensor(values, device=simulation.model.device))
+        known["best_model"] = simulation.saved.share_best()
         experiment.model.begin(simulation.model)  # the copy has replaced it by the best
     history, known["model"] = simulation.history, experiment.model.released()
     if recorder is None:

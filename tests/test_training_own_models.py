@@ -304,3 +304,31 @@ def test_integer_buffers_are_combined_by_their_maximum_as_in_a_plain_loop() -> N
         )
     for name, value in model.state_dict().items():
         assert torch.allclose(done.model.state_dict()[name], value, atol=1e-5), name
+
+
+class Failing(nn.Module):
+    """A linear network that gives wrong outputs after four batches, which it counts in an integer buffer."""
+
+    batches: Tensor
+
+    def __init__(self, description: Any):
+        super().__init__()
+        self.linear = nn.Linear(FEATURES, 3)
+        self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.batches += self.training
+        return self.linear(x) * (1 - 2 * (self.batches > 4).float())
+
+
+def test_the_best_model_has_the_integer_buffers_of_its_round(tmp_path: Path) -> None:
+    keys = {"rounds": 6, "local.steps": 1, "local.lr": 0.5, "checkpoint.every": 3}
+    stops = iter([False] * 4 + [True])
+    run(Failing, arrays(), keys, out=tmp_path / "run", stop=lambda: next(stops))
+    done = run(Failing, arrays(), keys, out=tmp_path / "run", resume=True)
+    best, x, y = done.summary["best_round"], *arrays().test
+    assert best < 4 < int(done.model.state_dict()["batches"])
+    for model in (done.best_model, fedmpi.load_run(tmp_path / "run").best_model):
+        assert int(model.state_dict()["batches"]) == best + 1
+        right = model(torch.from_numpy(x)).argmax(1) == torch.from_numpy(y)
+        assert float(right.double().mean()) == done.summary["best_test_accuracy"]

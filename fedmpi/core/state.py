@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import zlib
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedmpi.common.errors import RanksDisagree, UserError, raised
 from fedmpi.common.files import writing
@@ -46,22 +47,32 @@ class SavedState:
         self.transport = observer.transport if observer is not None else None
         self._moved_before = BytesMoved()
         self.best = BestRound(self.config)
-        self.best_model: Tensor | None = None  # (d,), on rank 0
+        self._best_model: dict[str, Tensor] = {}  # its values (d,) and integer buffers, on rank 0
         self._best_written = False
 
     def note(self, record: Record, model: Tensor) -> None:
         """Keep a copy of the model (d,) after an evaluated round if it is the best so far (rank 0 only)."""
         if self.best.add(record):
-            self.best_model = model.clone() if self.best_model is None else self.best_model.copy_(model)
+            self._best_model = {"best": model.clone(), **_prefixed(self.net.state())}
             self._best_written = False
 
     def best_file(self) -> bytes | None:
         """Return the bytes of model-best.safetensors if it must be written anew."""
-        if self._best_written or self.best_model is None:
+        if self._best_written or not self._best_model:
             return None
         self._best_written = True
-        self.net.look(self.best_model)
-        return model_file(self.net.module)
+        return model_file(self._best_copy(self._best_model))
+
+    def _best_copy(self, saved: Mapping[str, Tensor]) -> nn.Module:
+        return self.net.copy(saved["best"], {name: saved[f"best.{name}"] for name in self.net.state()})
+
+    def share_best(self) -> nn.Module:
+        """Return the model of the best round on every rank; collective."""
+        names = ["best", *_prefixed(self.net.state())]
+        own = [self._best_model[name].numpy(force=True) for name in names] if self._best_model else None
+        received = map(torch.tensor, self.cluster.broadcast(own))
+        saved = {name: value.to(self.net.device) for name, value in zip(names, received, strict=True)}
+        return self._best_copy(saved)
 
     def moved(self) -> BytesMoved:
         """Return the bytes moved by MPI since the start of the run, across resumptions; collective."""
@@ -100,7 +111,7 @@ class SavedState:
                     header["clients"] = digest
         if self.recorder is not None:
             header.update(settled=settled, unsettled=unsettled, frozen=self.net.frozen_checksum)
-            best = {} if self.best_model is None else {"best": self.best_model}
+            best = self._best_model
             self.recorder.checkpoint(next_round, {"model": model, **best, **tensors}, header, self.best_file())
 
     def resume(self, model: Tensor) -> tuple[int, Record | None]:
@@ -115,7 +126,8 @@ class SavedState:
                 self._moved_before = BytesMoved(checkpoint.header.get("mpi_bytes", {}))
                 unsettled = checkpoint.header["unsettled"] or {}
                 self.best = BestRound(self.config, [*self.recorder.history.records, unsettled])
-                self.best_model = checkpoint.tensors["best"].to(model.device) if self.best.record else None
+                names = ["best", *_prefixed(self.net.state())] if self.best.record else []
+                self._best_model = {name: checkpoint.tensors[name].to(model.device) for name in names}
         except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
             raise UserError(
                 f"the checkpoint does not fit this run ({raised(error)}). Resume with the version of fedmpi that wrote "
@@ -215,3 +227,8 @@ class SavedState:
         clients = load_records(self.cluster, state, path, range(*layout.owned))
         if self.homes is not None:
             self.homes.settle(clients, layout.ranks(layout.owners(clients)))
+
+
+def _prefixed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the names in a checkpoint of the best round's integer buffers, and the buffers."""
+    return {f"best.{name}": value for name, value in state.items()}

@@ -338,8 +338,13 @@ class FlatModel:
             tensor.data = tensor.data.clone()
         return _as_given(self.module).to("cpu")
 
-    def copy(self, values: Tensor) -> nn.Module:
-        """Return a plain torch module with the values (d,), in host memory and in evaluation mode."""
+    def copy(self, values: Tensor, state: Mapping[str, Tensor] | None = None) -> nn.Module:
+        """Return a plain torch module with the values (d,), in host memory and in evaluation mode.
+
+        Its integer buffers are the present ones, or those of an earlier `state`.
+        """
+        present = self.state()
+        self.load(state or {})
         self.look(values)
         made = self._fresh()
         own = [one for part in self._parts(made) for one in part]
@@ -347,6 +352,7 @@ class FlatModel:
             value.data = view.clone()
         for place, number in zip(integer_buffers(made), self._integers, strict=True):
             _at(place).copy_(number)
+        self.load(present)
         return _as_given(made).to("cpu")
 
     @property
