@@ -41,6 +41,20 @@ def uniform_clients(view: View) -> Cohort:
     return uniform(view.generator, view.present, view.count)
 
 
+@client_sampler(name="shuffled")
+def shuffled_clients(view: View) -> Cohort:
+    """Visit the clients in a random order, which is drawn anew in each epoch of ⌊N/m⌋ rounds.
+
+    No client is selected twice in an epoch. Unavailable clients lose their turn, and N mod m clients of each epoch are
+    left out.
+    """
+    clients = len(view.sizes)
+    epoch, turn = divmod(view.round, clients // view.count)
+    order = view.streams.generator(Purpose.EPOCH, epoch).permutation(clients)
+    chosen = np.intersect1d(order[turn * view.count :][: view.count], view.available)
+    return Cohort(chosen, np.full(len(chosen), view.count / clients))
+
+
 @client_sampler(name="weighted")
 def weighted_clients(view: View, *, replace: bool = True) -> Cohort:
     """Draw in proportion to the clients' samples n_k.

@@ -48,6 +48,7 @@ class Purpose(IntEnum):
     ALGORITHM_SERVER = 26
     ALGORITHM_START = 27
     SKETCH = 28
+    EPOCH = 29
 
 
 _philox = np.random.Philox(0)

@@ -27,7 +27,7 @@ BY_DESIGN = ("stratified", "normalized", "unbiased")
 """Weights that divide by the probability to be selected in a round."""
 APART = "the clients of a step have received different models"
 KEPT_STATE = "it changes values that clients keep or send, and updates train out of their order"
-INDEPENDENT = ("all", "uniform")
+INDEPENDENT = ("all", "uniform", "shuffled")
 """Samplers whose draws do not depend on the clients' data."""
 NO_CLASS = {
     "tokens": "a sample of tokens has a target at every position and no class of its own",
@@ -135,6 +135,7 @@ def _asynchronous(c: ConfigTables) -> Rows:
     learns = _learns(c) or weights.name in BY_DESIGN or bool(weights.marks.get("averages_models"))
     for key, broken, reason in (
         ("clients.sampler", c.clients.sampler.name == "all", 'it leaves no place free. Choose "uniform"'),
+        ("clients.sampler", c.clients.sampler.name == "shuffled", "its epochs have rounds of equal cohorts"),
         ("clients.sampler", bool(needs - {"history", "seconds"}), f"it measures clients, and {APART}"),
         ("clients.over_selection", c.clients.over_selection > 1, "no round ends before all updates have arrived"),
         ("samples.sampler", c.samples.sampler.name != "all", "it draws the samples of all clients of a round together"),
@@ -221,6 +222,11 @@ def _private(c: ConfigTables) -> Rows:
     data, size, present = c.samples.sampler, c.samples.size, c.clients.availability
     sizes = 'set samples.sampler = "all" or "ratio", or "bernoulli" with a private samples.size.estimate'
     bernoulli, by_size = data.name == "bernoulli", "the samples of others by its size"
+    tree, adapts = c.privacy.noise == "tree", c.privacy.adaptive_clip is not None
+    again = 'a client may be selected only once per tree. Set clients.sampler = "shuffled"'
+    yield tree and c.clients.sampler.name != "shuffled", "privacy.noise clients.sampler", again
+    yield tree and c.clients.over_selection > 1, "privacy.noise clients.over_selection", "set it to 1: epochs are fixed"
+    yield tree and adapts, "privacy.noise privacy.adaptive_clip", "nodes of a tree need one clipping norm"
     balanced = c.task.loss.options.get("class_weights") == "balanced"
     pooled, shared = data.foreign and bool(data.marks.get("pooled")), not data.marks.get("pooled")
     for key, broken, changes, advice in (

@@ -114,8 +114,9 @@ class ClientsTable(Table):
     """Client selection, availability and failures."""
 
     sampler: Annotated[Component, chooses("client sampler", "uniform")] = Component("client sampler", "uniform")
-    """all; uniform without replacement; weighted by n_k; importance (by gradient norm); stratified; power-of-choice
-    (by loss); clustered-md (by size); one of the gallery, such as oort; or a custom "package.module:object"."""
+    """all; uniform without replacement; shuffled (once per epoch); weighted by n_k; importance (by gradient norm);
+    stratified; power-of-choice (by loss); clustered-md (by size); one of the gallery, such as oort; or a custom
+    "package.module:object"."""
     count: Annotated[Count | None, not_with("clients.sampler", "all"), IN_ROUNDS] = None
     """Number of clients selected per round, m. Give this or `fraction`."""
     fraction: Annotated[Probability | None, not_with("clients.sampler", "all"), IN_ROUNDS] = None
@@ -379,6 +380,18 @@ class DevicesTable(Table):
     """Bytes per second to a client: constant (4,000,000), lognormal, classes, table, or a custom function."""
 
 
+class AdaptiveClipTable(Table):
+    """Clipping norm that follows a quantile of the norms of updates (Andrew et al. 2021)."""
+
+    quantile: Share = 0.5
+    """γ: share of the updates that the norm should leave unclipped."""
+    lr: Positive = 0.2
+    """η: the norm is multiplied by exp(−η (b̃ − γ)) per round, where b̃ is the noisy share of unclipped updates."""
+    count_noise: NonNegative | None = None
+    """σ_b: standard deviation of the noise on the number of unclipped updates, more than half of noise_multiplier.
+    Unset = m/20 for m selected clients."""
+
+
 class PrivacyTable(Table):
     """Client-level differential privacy of the updates."""
 
@@ -388,6 +401,12 @@ class PrivacyTable(Table):
     noise_multiplier: Annotated[NonNegative, Field(le=1e6), CLIPPED] = 0.0
     """σ: Gaussian noise of standard deviation σ · clip_norm is added to the sum of the clipped updates. The ε reported
     is that of replacing one client's data, which moves the sum by up to 2 · clip_norm. 0 = no noise, no ε."""
+    noise: Annotated[Literal["independent", "tree"], not_with("privacy.noise_multiplier", 0.0)] = "independent"
+    """independent: each round has its own noise; tree: noise of binary trees, which adds up to little over an epoch of
+    clients.sampler = "shuffled" (DP-FTRL, Kairouz et al. 2021), and whose ε needs no amplification by sampling."""
+    adaptive_clip: Annotated[AdaptiveClipTable | None, switch(AdaptiveClipTable), CLIPPED] = None
+    """Adapt the clipping norm, from clip_norm on, to a quantile of the norms of updates (Andrew et al. 2021): true, or
+    { quantile, lr, count_noise }. The ε stays that of noise_multiplier."""
     delta: Annotated[float, Field(ge=1e-100, lt=1), CLIPPED] = 1e-5
     """δ of the reported ε; choose it well below 1/N for N clients."""
 

@@ -15,23 +15,21 @@ from fedmpi.common.fairness import Usage, evenness
 from fedmpi.common.types import Ints
 from fedmpi.config import Config
 from fedmpi.privacy.sizes import PrivacyLedger, exposure
-from fedmpi.privacy.updates import GaussianAccountant, adds_noise, draws_in_secret
+from fedmpi.privacy.updates import accountant, draws_in_secret
 
 
 class Accounts:
     """Privacy and participation accounts of a run, kept by the server."""
 
     def __init__(self, config: Config, sizes: Ints):
-        samples, privacy = config.samples, config.privacy
+        samples = config.samples
         rule = samples.sampler
         private = rule.marks.get("probability") == "estimate" and samples.size.estimate != "exact"
         self.sizes = sizes
         self.ledger = PrivacyLedger(len(sizes), samples.size.epsilon, samples.size.reuse_reports) if private else None
         self.exposure = exposure(config) if private else None
         self._unclipped_from = samples.size.max_size if private and not samples.size.clip else None
-        self.accountant = (
-            GaussianAccountant(privacy.noise_multiplier, privacy.delta, len(sizes)) if adds_noise(config) else None
-        )
+        self.accountant = accountant(config, len(sizes))
         self.draws_in_secret = draws_in_secret(config)
         self.usage = Usage(len(sizes)) if config.logging.diagnostics else None
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -67,7 +67,7 @@ from fedmpi.mediators.groups import mediator_groups
 from fedmpi.models.flat import FlatModel
 from fedmpi.mpi import Cluster
 from fedmpi.mpi.ranks import on_server
-from fedmpi.privacy.updates import check_buffers
+from fedmpi.privacy.updates import Clipping, check_buffers
 from fedmpi.records.checkpoint import model_file
 from fedmpi.records.provenance import digests, part_sources, versions
 from fedmpi.samples.rules import RowRule
@@ -114,6 +114,7 @@ class RunData:
         return self.store.manifest.digest
 
 
+@runtime_checkable
 class Shared(Protocol):
     """Part with a state that is equal on all ranks."""
 
@@ -163,8 +164,9 @@ class Experiment:
         cluster.server_trains = with_server
         layout = lay_out(cluster, data.sizes, store.shard_starts, with_server, shared)
         losses = partial(ClientMeasures, model, data.trained_on, streams, cluster.rank)
+        clipping = None if config.privacy.clip_norm is None else Clipping(config, streams, store.clients)
         others = AttackedUpdates(config.attack, data.attackers, streams) if attacks_updates(config) else None
-        observer = UpdateObserver.wanted_by(config, streams, model, others)
+        observer = UpdateObserver.wanted_by(config, streams, model, others, clipping)
         if observer is not None and config.logging.diagnostics:
             observer.losses = losses()
         forward_traits(model, description)
@@ -192,11 +194,11 @@ class Experiment:
             model=model,
             decisions=decisions,
             trainer=trainer,
-            server=ServerStep(config, streams, store.clients, weighing, optimizer, hooks),
+            server=ServerStep(config, store.clients, weighing, optimizer, hooks, clipping),
             single_updates=one_by_one(cluster, model, losses, weighing, aggregator),
             view=view,
             remembering=(decisions.sampler, weighing, aggregator),
-            shared=(model, trainer) if isinstance(trainer, AsyncTrainer) else (model,),
+            shared=tuple(part for part in (model, clipping, trainer) if isinstance(part, Shared)),
         )
 
     def close(self) -> None:

@@ -80,8 +80,9 @@ def _observed(experiment: Experiment, plan: Plan, totals: RoundTotals) -> dict[s
         facts["visits"] = round(totals.sums["visits"])
         facts["hops"] = round(totals.sums["hops"])
         facts["idle_seconds"] = totals.idle.tolist()
-    if config.privacy.clip_norm is not None:
+    if server.clipping is not None:
         facts["clipped_updates"] = round(totals.sums["clipped"])
+        facts |= {"clip_norm": server.clipping.used} if server.clipping.adaptive else {}
     if config.logging.diagnostics:
         norm = float(torch.linalg.vector_norm(totals.update, dtype=torch.float64))
         facts["update_norm"] = norm / server.divisor(plan, totals)

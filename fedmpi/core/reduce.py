@@ -29,7 +29,6 @@ from fedmpi.aggregation.server_optimizers import ServerOptimizer
 from fedmpi.aggregation.weights import Weighing
 from fedmpi.common.errors import RanksDisagree
 from fedmpi.common.plan import Plan
-from fedmpi.common.streams import Streams
 from fedmpi.common.types import Floats
 from fedmpi.config import Config
 from fedmpi.local.algorithms import Totals
@@ -40,7 +39,7 @@ from fedmpi.local.work import WorkReport
 from fedmpi.mediators.relay import RelayReport
 from fedmpi.models.flat import FlatModel
 from fedmpi.mpi import Cluster
-from fedmpi.privacy.updates import add_noise, adds_noise, planned_participants
+from fedmpi.privacy.updates import Clipping, adds_noise
 
 SUMS = ("weight", "clients", "samples", "steps", "loss_sum", "loss_count", "stop", "visits", "hops")
 ATTENDED = ("places", "due")
@@ -229,40 +228,36 @@ class ServerStep:
     """Server step: mean update of a round, noise, the local algorithm's correction, and the server optimizer."""
 
     config: Config
-    streams: Streams
     clients: int  # N
     weighing: Weighing
     optimizer: ServerOptimizer
     hooks: Hooks | None
+    clipping: Clipping | None
 
     def take(self, plan: Plan, totals: RoundTotals, model: Tensor) -> None:
         """Update the model (d,) in place (Reddi et al. 2020, Algorithm 2)."""
         surplus = 0.0 if plan.one_step else self.weighing.surplus(plan.coefficients)
-        noise, divisor = self._adds_noise, self.divisor(plan, totals)
+        noise, divisor = adds_noise(self.config), self.divisor(plan, totals)
         if surplus or noise or self.hooks is not None:
             self.optimizer.step(model, self._update(plan, totals, model, surplus, divisor))
         else:
             self.optimizer.step(model, totals.update, divisor)
+        if self.clipping is not None and not plan.one_step:
+            self.clipping.follow(plan.round, totals.sums["clients"], totals.sums["clipped"])
 
     def _update(self, plan: Plan, totals: RoundTotals, model: Tensor, surplus: float, divisor: float) -> Tensor:
         """Compute the round's mean update Δ of the model from the sums of all ranks, with noise and corrections."""
-        privacy = self.config.privacy
         update = totals.update / divisor
         if surplus:
             update.add_(model, alpha=surplus)
-        if self._adds_noise and privacy.clip_norm is not None:
-            share = 1 / planned_participants(self.config, self.clients)
-            add_noise(update, self.streams, plan.round, privacy.noise_multiplier, privacy.clip_norm, share)
+        if self.clipping is not None and adds_noise(self.config):
+            self.clipping.add_noise(update, plan.round)
         if self.hooks is None:
             return update
         weight = totals.sums["weight"]
         true_divisor, participants = weight if self._divides(plan, totals) else 1.0, round(totals.sums["clients"])
         facts = Totals(self.clients, participants, weight, true_divisor, plan.round, plan.lr)
         return self.hooks.server_step(update, totals.further, facts)
-
-    @property
-    def _adds_noise(self) -> bool:
-        return self.config.privacy.clip_norm is not None and adds_noise(self.config)
 
     @property
     def combines(self) -> bool:

@@ -25,7 +25,7 @@ from fedmpi.config import Config
 from fedmpi.local.measures import ClientMeasures
 from fedmpi.local.work import ClientTask
 from fedmpi.models.flat import FlatModel
-from fedmpi.privacy.updates import clip
+from fedmpi.privacy.updates import Clipping, clip
 from fedmpi.updates.attacks import AttackedUpdates
 from fedmpi.updates.compression import Transport
 
@@ -139,29 +139,34 @@ class UpdateObserver:
 
     def __init__(
         self,
-        clip_norm: float | None,
+        clipping: Clipping | None,
         measures: bool,
         transport: Transport | None,
         attacks: AttackedUpdates | None,
         numbers: UpdateNumbers,
     ):
-        self.clip_norm, self.measures, self.numbers = clip_norm, measures, numbers
+        self.clipping, self.measures, self.numbers = clipping, measures, numbers
         self.transport, self.attacks = transport, attacks
         self.losses: ClientMeasures | None = None
         self.begin([], 0)
 
     @classmethod
     def wanted_by(
-        cls, config: Config, streams: Streams, model: FlatModel, attacks: AttackedUpdates | None = None
+        cls,
+        config: Config,
+        streams: Streams,
+        model: FlatModel,
+        attacks: AttackedUpdates | None = None,
+        clipping: Clipping | None = None,
     ) -> UpdateObserver | None:
         """Return the observer of a configuration, or None if nothing needs single updates (they may then be merged)."""
-        clip_norm, measures, chosen = config.privacy.clip_norm, config.logging.diagnostics, config.compression
+        measures, chosen = config.logging.diagnostics, config.compression
         numbers = UpdateNumbers(config.clients.sampler, model, streams)
         if chosen.name == "none":
             seen = numbers.needs or numbers.measures
-            wanted = measures or seen or clip_norm is not None or attacks is not None
-            return cls(clip_norm, measures, None, attacks, numbers) if wanted else None
-        return cls(clip_norm, measures, Transport(chosen, streams), attacks, numbers)
+            wanted = measures or seen or clipping is not None or attacks is not None
+            return cls(clipping, measures, None, attacks, numbers) if wanted else None
+        return cls(clipping, measures, Transport(chosen, streams), attacks, numbers)
 
     def begin(self, tasks: Sequence[ClientTask], round: int, start: Tensor | None = None, trial: bool = False) -> None:
         """Start a round with these tasks, all from the model `start` (d,), or the trial of a sampler's candidates."""
@@ -185,8 +190,8 @@ class UpdateObserver:
             update = self.attacks.send(self._round, client, update)
         if self.transport is not None:
             update = self.transport.send(self._round, client, update)
-        if self.clip_norm is not None:
-            update, clipped = clip(update, self.clip_norm)
+        if self.clipping is not None:
+            update, clipped = clip(update, self.clipping.norm)
             self.clipped += clipped
         if self._read:
             self._clients.append(client)

@@ -9,6 +9,8 @@ dependency. It is valid only if the replaced client changes nothing except its o
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from functools import lru_cache
 from importlib.metadata import version
 from typing import Any
@@ -53,21 +55,86 @@ def clip(update: torch.Tensor, norm: float) -> tuple[torch.Tensor, bool]:
     return update, clipped
 
 
-def add_noise(
-    update: torch.Tensor, streams: Streams, round: int, noise_multiplier: float, norm: float, coefficient: float = 1.0
-) -> torch.Tensor:
-    """Add the server's Gaussian noise in place; every rank draws the same.
+def add_noise(update: torch.Tensor, streams: Streams, round: int, deviation: float, level: int = 0) -> torch.Tensor:
+    """Add the server's Gaussian noise N(0, deviation²) in place; every rank draws the same.
 
-    The noise is N(0, (σ C c)²) per coordinate of Σ c Δ_k, c = 1/W equal for every client. It comes from the stream
-    (DP_NOISE, round), in pieces of 2**20 coordinates.
+    It comes from the stream (DP_NOISE, round, level), in pieces of 2**20 coordinates.
     """
-    generator = streams.generator(Purpose.DP_NOISE, round)
-    deviation = noise_multiplier * norm * coefficient
+    generator = streams.generator(Purpose.DP_NOISE, round, level)
     for start in range(0, update.numel(), CHUNK):
         piece = update[start : start + CHUNK]
         noise = torch.from_numpy(generator.standard_normal(piece.numel(), dtype=np.float32))
         piece.add_(noise.to(update.device), alpha=deviation)
     return update
+
+
+def tree_nodes(leaf: int) -> list[tuple[int, int, int]]:
+    """Return the changes that a leaf (from 1) makes to the nodes of a binary tree that cover all leaves so far.
+
+    A change is (1 = node added, −1 = removed, level of the node, its last leaf). There is a node for each 1 in the
+    binary digits of the leaf.
+    """
+    level = (leaf & -leaf).bit_length() - 1
+    return [(1, level, leaf), *((-1, lower, (leaf - 1) >> lower << lower) for lower in range(level))]
+
+
+class Clipping:
+    """Clipping norm of updates, and the noise on their sum.
+
+    The noise of privacy.noise = "independent" is N(0, (σ C / W)²) per coordinate of the sum of Δ_k / W. That of "tree"
+    is the difference between the noise of two prefix sums (DP-FTRL, Kairouz et al. 2021, Algorithm 1), so that the
+    noise of all rounds of an epoch adds up to that of a few nodes of a binary tree. Each epoch of ⌊N/W⌋ rounds starts a
+    new tree (restart, without completion of the last one). The nodes' noise is drawn by level and round.
+
+    An adaptive norm follows a quantile γ of the norms of updates (Andrew et al. 2021, Algorithm 1): C ← C exp(−η (b̃ −
+    γ)), b̃ = ½ + (Σ (b_k − ½) + N(0, σ_b²)) / W, with b_k = 1 if ‖Δ_k‖ ≤ C. For the same ε, the noise of the updates
+    grows to σ_Δ = (σ⁻² − (2 σ_b)⁻²)^(−1/2).
+    """
+
+    def __init__(self, config: Config, streams: Streams, clients: int):
+        part, self.streams = config.privacy, streams
+        assert part.clip_norm is not None
+        self.norm = self.used = float(part.clip_norm)  # C of the next and of the latest round
+        self.adaptive, self.multiplier, self.count_noise = part.adaptive_clip, part.noise_multiplier, 0.0
+        self.planned = planned_participants(config, clients)
+        self.restart = clients // self.planned if part.noise == "tree" else 0
+        if self.adaptive is not None and part.noise_multiplier > 0:
+            given = self.adaptive.count_noise
+            self.count_noise = self.planned / 20 if given is None else given
+            if 2 * self.count_noise <= part.noise_multiplier:
+                raise UserError(
+                    f"privacy.adaptive_clip.count_noise = {self.count_noise:g} leaves no ε for the updates. Set more "
+                    f"than half of privacy.noise_multiplier = {part.noise_multiplier:g}"
+                )
+            self.multiplier = (part.noise_multiplier**-2 - (2 * self.count_noise) ** -2) ** -0.5
+
+    def add_noise(self, update: torch.Tensor, round: int) -> None:
+        """Add a round's noise to the mean update (d,) in place."""
+        deviation = self.multiplier * self.norm / self.planned
+        if not self.restart:
+            add_noise(update, self.streams, round, deviation)
+            return
+        leaf = round % self.restart + 1
+        for sign, level, last in tree_nodes(leaf):
+            add_noise(update, self.streams, round - leaf + last, sign * deviation, level)
+
+    def follow(self, round: int, returned: float, clipped: float) -> None:
+        """Adapt the norm after a round in which so many updates were returned, and so many of them clipped."""
+        self.used = self.norm
+        if self.adaptive is None:
+            return
+        noise = float(self.streams.generator(Purpose.DP_NOISE, round, 1).standard_normal()) * self.count_noise
+        within = 0.5 + (returned / 2 - clipped + noise) / self.planned
+        self.norm *= math.exp(-self.adaptive.lr * (within - self.adaptive.quantile))
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Return the norm of the next round, for a checkpoint."""
+        return {} if self.adaptive is None else {"clip_norm": torch.tensor([self.norm], dtype=torch.float64)}
+
+    def load(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Restore the norm of a checkpoint."""
+        if self.adaptive is not None and "clip_norm" in state:
+            self.norm = float(state["clip_norm"])
 
 
 class GaussianAccountant:
@@ -110,6 +177,43 @@ class GaussianAccountant:
         if not np.array_equal(state["orders"], ORDERS):
             raise UserError("the checkpoint's privacy account is of another version of fedmpi. Resume with that one")
         self._spent = state["spent"].copy()
+
+
+class TreeAccountant(GaussianAccountant):
+    """ε(δ) of prefix sums with the noise of binary trees (Kairouz et al. 2021), each of so many rounds.
+
+    A client is selected at most once in a tree. After j rounds its update is in at most ⌊log₂ j⌋ + 1 nodes, each of
+    which is a Gaussian mechanism with multiplier σ / 2; trees add up. Nothing is amplified by sampling.
+    """
+
+    def __init__(self, noise_multiplier: float, delta: float, clients: int, restart: int):
+        super().__init__(noise_multiplier, delta, clients)
+        self.restart, self._rounds = restart, 0
+
+    def spend(self, drawn: int, present: int) -> None:
+        """Add a round; only its place in the tree matters."""
+        leaf = self._rounds % self.restart + 1
+        self._rounds += 1
+        if not leaf & (leaf - 1):
+            super().spend(1, 1)
+
+    def state(self) -> dict[str, Floats]:
+        return super().state() | {"rounds": np.array([self._rounds], np.float64)}
+
+    def load(self, state: dict[str, Floats]) -> None:
+        super().load(state)
+        self._rounds = int(state["rounds"][0])
+
+
+def accountant(config: Config, clients: int) -> GaussianAccountant | None:
+    """Return the accountant of a configuration; None without noise."""
+    part = config.privacy
+    if not adds_noise(config):
+        return None
+    if part.noise == "tree":
+        restart = clients // planned_participants(config, clients)
+        return TreeAccountant(part.noise_multiplier, part.delta, clients, restart)
+    return GaussianAccountant(part.noise_multiplier, part.delta, clients)
 
 
 def _leading(number: int) -> int:

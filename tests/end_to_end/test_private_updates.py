@@ -11,7 +11,9 @@ import torch
 
 from benchmarks.workloads import write
 from fedmpi import UserError
-from tests.end_to_end.in_process import Run, run
+from fedmpi.common.streams import Purpose, Streams
+from fedmpi.records.history import clients_from_text
+from tests.end_to_end.in_process import SMALL, Run, run
 from tests.privacy.test_gaussian_dp import gaussian_epsilon
 from tests.statistical import weighed
 
@@ -143,6 +145,44 @@ def test_a_secret_draw_costs_less(settings: tuple[str, ...]):
 def test_draws_that_are_no_secret_are_charged_without_sampling(settings: tuple[str, ...]):
     """σ = 1, one round, δ = 1e-5: Rényi's bound is 10.7."""
     assert planner(*settings).plan(0).facts["update_epsilon"] == pytest.approx(10.73, abs=0.01)
+
+
+def test_an_adaptive_norm_follows_the_quantile_as_in_a_plain_loop():
+    settings = (*SMALL, "rounds=6", "privacy.clip_norm=0.3", "server.weights=uniform", "privacy.noise_multiplier=0.5")
+    adaptive = [f"privacy.adaptive_clip.{one}" for one in ("quantile=0.7", "lr=0.9", "count_noise=0.4")]
+    found, fixed = run(*settings, *adaptive), run(*settings)
+    norm = 0.3
+    for t, record in enumerate(found.records):
+        assert record["clip_norm"] == pytest.approx(norm, rel=1e-12)
+        assert record["update_epsilon"] == fixed.records[t]["update_epsilon"]
+        noise = Streams(0).generator(Purpose.DP_NOISE, t, 1).standard_normal()
+        share = (record["participants"] - record["clipped_updates"] + 0.4 * noise) / 7
+        norm *= np.exp(-0.9 * (share - 0.7))
+    clipping = found.experiment.server.clipping
+    assert clipping.norm == pytest.approx(norm) and norm != 0.3
+    assert clipping.multiplier == pytest.approx((0.5**-2 - 0.8**-2) ** -0.5)  # Andrew et al. 2021, Theorem 1
+    with pytest.raises(UserError, match="count_noise = 0.35 leaves no ε"):
+        run(*settings, "privacy.noise_multiplier=0.7", "privacy.adaptive_clip=true")
+
+
+def test_noise_of_trees_adds_up_to_their_nodes_in_a_run():
+    """Updates of a tiny learning rate vanish beside the noise; 16 clients by 3 are 5 rounds in each tree."""
+    settings = (*SMALL, "clients.sampler=shuffled", "clients.count=3", "rounds=12", "local.lr=1e-30")
+    settings += ("privacy.clip_norm=2", "privacy.noise_multiplier=1.5", "privacy.noise=tree", "server.weights=uniform")
+    found, released = run(*settings), 0.0
+    for first, leaves in ((0, 5), (5, 5), (10, 2)):
+        last = 0
+        for level in reversed(range(4)):  # the nodes of a prefix, largest first
+            if leaves >> level & 1:
+                last += 2**level
+                stream = Streams(0).generator(Purpose.DP_NOISE, first + last - 1, level)
+                released = released + stream.standard_normal(len(found.model), np.float32)
+    noise = (found.model - found.start).double().numpy() / (1.5 * 2 / 3)
+    assert np.allclose(noise, released, atol=1e-4)
+    records = run(*settings, "logging.participants=true").records
+    for first in (0, 5):
+        used = np.concatenate([clients_from_text(one["clients"]) for one in records[first : first + 5]])
+        assert len(np.unique(used)) == 15
 
 
 def test_running_statistics_are_rejected_beside_noise(shards: dict[str, Path]):

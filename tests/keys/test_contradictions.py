@@ -55,7 +55,13 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
         f"topology, {key}": ([f"{FLYING} {setting}" for setting in refused], [f"{FLYING} {one}" for one in fine])
         for key, (refused, fine) in {
             "clients.sampler": (
-                ["clients.sampler=all", f"{SAMPLER}:by_norms", "clients.sampler=power-of-choice", STRATA],
+                [
+                    "clients.sampler=all",
+                    "clients.sampler=shuffled",
+                    f"{SAMPLER}:by_norms",
+                    "clients.sampler=power-of-choice",
+                    STRATA,
+                ],
                 ["clients.sampler=weighted", "clients.sampler=ucb", f"{SAMPLER}:by_seconds"],
             ),
             "clients.over_selection": (["clients.over_selection=1.5"], ["clients.over_selection=1"]),
@@ -208,6 +214,18 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
     "clients.sampler, privacy.noise_multiplier": (
         [f"{NOISED} clients.sampler=weighted", f"{NOISED} {STRATA}", f"{NOISED} {SAMPLER}:by_norms"],
         [NOISED, f"{ALL} {NOISED}", f"{CLIPPED} clients.sampler=weighted"],
+    ),
+    "privacy.noise, clients.sampler": (
+        [f"{NOISED} privacy.noise=tree"],
+        [f"{NOISED} clients.sampler=shuffled privacy.noise=tree", f"{NOISED} clients.sampler=shuffled"],
+    ),
+    "privacy.noise, clients.over_selection": (
+        [f"{NOISED} clients.sampler=shuffled privacy.noise=tree devices=true clients.over_selection=2"],
+        [f"{NOISED} clients.sampler=shuffled devices=true clients.over_selection=2"],
+    ),
+    "privacy.noise, privacy.adaptive_clip": (
+        [f"{NOISED} clients.sampler=shuffled privacy.noise=tree privacy.adaptive_clip=true"],
+        [f"{NOISED} privacy.adaptive_clip=true"],
     ),
     "clients.availability, privacy.noise_multiplier": (
         [f"{NOISED} clients.availability={OWN}:larger_half"],

@@ -364,7 +364,20 @@ EFFECTS: dict[str, dict[str, str]] = {
     f"{ALL} compression=top-k compression.fraction=0.1": {"compression.error_feedback": "false true model"},
     CLIPPED: {"privacy.clip_norm": "0.02 100 model"},
     NOISED: {"privacy.noise_multiplier": "2 4 model"},
-    f"{NOISED} privacy.noise_multiplier=2": {"privacy.delta": "1e-5 1e-3 record"},
+    f"{NOISED} privacy.noise_multiplier=2": {
+        "privacy.delta": "1e-5 1e-3 record",
+        "privacy.adaptive_clip": "false {count_noise=9} model",
+    },
+    f"{NOISED} privacy.adaptive_clip=true": {
+        "privacy.adaptive_clip.quantile": "0.5 0.9 model",
+        "privacy.adaptive_clip.lr": "0.2 0.4 model",
+    },
+    f"{NOISED} privacy.adaptive_clip=true privacy.noise_multiplier=1": {
+        "privacy.adaptive_clip.count_noise": "0.6 0.7 model"
+    },
+    f"{NOISED} clients.sampler=shuffled clients.count=3 privacy.noise_multiplier=2": {
+        "privacy.noise": "independent tree model"
+    },
     f"{SOME} task.loss=cross-entropy": {"task.loss.class_weights": "[] balanced model"},
     f"{SOME} task.loss=label-smoothing": {"task.loss.smoothing": "0 0.5 model"},
     f"{SOME} task.metrics=top-k": {"task.metrics.k": "2 3 record"},

@@ -17,6 +17,11 @@ STATES = {
     "size reports": f"{PRIVATE} server.weights=samples",
     "reports that are repeated": f"{PRIVATE} samples.size.reuse_reports=true",
     "privacy spent": f"{NOISED} privacy.noise_multiplier=1",
+    "an adaptive clipping norm": f"{NOISED} privacy.noise_multiplier=0.1 privacy.adaptive_clip=true",
+    "the tree of the noise": (
+        f"{S} clients.sampler=shuffled clients.count=3 server.weights=uniform privacy.clip_norm=0.1 "
+        "privacy.noise_multiplier=1 privacy.noise=tree"
+    ),
     "use of clients and samples": f"{SOME} samples.sampler=bernoulli samples.budget=100 logging.diagnostics=true",
     "use of clients in their view": f"{SOME} evaluation.clients=all evaluation.clients_every=2",
     "losses of past rounds": (

@@ -70,6 +70,8 @@ NOWHERE: dict[str, list[str]] = {
     "compression.error_feedback=true": [SOME],
     "privacy.noise_multiplier=1": [SOME],
     "privacy.delta=0.1": [SOME],
+    "privacy.adaptive_clip=true": [SOME],
+    "privacy.noise=tree": [SOME],
 }
 
 

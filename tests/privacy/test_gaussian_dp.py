@@ -10,7 +10,7 @@ from scipy import optimize, stats
 
 from fedmpi import UserError
 from fedmpi.common.streams import Streams
-from fedmpi.privacy.updates import GaussianAccountant, _leading, add_noise, clip
+from fedmpi.privacy.updates import GaussianAccountant, TreeAccountant, _leading, add_noise, clip, tree_nodes
 
 
 def test_long_updates_are_shortened_to_the_norm_and_short_ones_left_alone():
@@ -21,6 +21,17 @@ def test_long_updates_are_shortened_to_the_norm_and_short_ones_left_alone():
     assert not was_clipped and short.tolist() == pytest.approx([0.3, 0.4])
 
 
+def test_the_nodes_of_a_tree_are_those_of_the_binary_digits():
+    covered = set()
+    for leaf in range(1, 70):
+        for sign, level, last in tree_nodes(leaf):
+            change = covered.add if sign > 0 else covered.remove
+            change((last - 2**level + 1, last))
+        assert len(covered) == leaf.bit_count()
+        assert sorted(one for first, last in covered for one in range(first, last + 1)) == list(range(1, leaf + 1))
+        assert all(first % (last - first + 1) == 1 % (last - first + 1) for first, last in covered), "nodes of one tree"
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_an_update_without_a_norm_is_rejected(bad: float):
     with pytest.raises(FloatingPointError, match=r"local\.lr"):
@@ -29,7 +40,7 @@ def test_an_update_without_a_norm_is_rejected(bad: float):
 
 def test_the_noise_is_normal_with_the_stated_deviation():
     """Kolmogorov-Smirnov over 200,000 coordinates at 1e-6."""
-    noise = add_noise(torch.zeros(200_000), Streams(4), 0, noise_multiplier=2.0, norm=0.5, coefficient=0.1)
+    noise = add_noise(torch.zeros(200_000), Streams(4), 0, 2.0 * 0.5 * 0.1)
     assert stats.kstest(noise.double().numpy() / 0.1, "norm").pvalue > 1e-6
 
 
@@ -74,6 +85,26 @@ def test_epsilon_without_sampling_is_that_of_a_sum_that_moves_by_two_norms(sigma
         accountant.spend(50, 50)
     exact = gaussian_epsilon(2 * math.sqrt(rounds) / sigma, 1e-5)
     assert exact <= accountant.epsilon() <= exact * 1.1
+
+
+@pytest.mark.parametrize("sigma, restart, rounds", [(6.0, 5, 12), (4.0, 1, 3), (8.0, 100, 64)])
+def test_epsilon_of_trees_is_that_of_the_nodes_with_one_clients_update(sigma: float, restart: int, rounds: int):
+    """Counted leaf by leaf: the largest number of released nodes over one leaf, summed over the trees."""
+    pytest.importorskip("dp_accounting")
+    accountant = TreeAccountant(sigma, 1e-5, 50, restart)
+    for round in range(rounds):
+        accountant.spend(3, 50)
+        if round == 6:
+            state = accountant.state()
+            accountant = TreeAccountant(sigma, 1e-5, 50, restart)
+            accountant.load(state)
+    nodes = 0
+    for first in range(0, rounds, restart):
+        leaves = min(restart, rounds - first)
+        released = [(last - 2**level + 1, last) for leaf in range(1, leaves + 1) for _, level, last in tree_nodes(leaf)]
+        nodes += max(sum(a <= leaf <= b for a, b in set(released)) for leaf in range(1, leaves + 1))
+    exact = gaussian_epsilon(2 * math.sqrt(nodes) / sigma, 1e-5)
+    assert exact <= accountant.epsilon() <= exact * 1.15
 
 
 @pytest.mark.parametrize("sigma, drawn, rounds", [(1.0, 100, 1), (2.0, 100, 20), (4.0, 10, 100)])

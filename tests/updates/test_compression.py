@@ -15,9 +15,11 @@ from torch import Tensor
 from fedmpi import ComponentFailure, compressor
 from fedmpi.common.registry import Component
 from fedmpi.common.streams import Streams
+from fedmpi.config import load_config
 from fedmpi.local.observer import UpdateNumbers, UpdateObserver
 from fedmpi.local.work import ClientTask
 from fedmpi.mpi import Cluster
+from fedmpi.privacy.updates import Clipping
 from fedmpi.updates.compression import (
     BUCKET,
     LEVELS,
@@ -131,7 +133,10 @@ def test_bits_are_those_of_the_values_places_and_scales(kind: Any, bits: float):
 def test_what_is_clipped_is_what_arrived():
     """Stochastic rounding may lengthen an update; its share of the sum stays bounded all the same."""
     numbers = UpdateNumbers(Component("client sampler", "uniform"), None, Streams(5))  # type: ignore[arg-type]
-    observer = UpdateObserver(1e-3, False, Transport(compression("int8", 1.0), Streams(5)), None, numbers)
+    clipping = Clipping(
+        load_config(None, ["clients.count=1", "privacy.clip_norm=1e-3", "server.weights=uniform"]), Streams(5), 1
+    )
+    observer = UpdateObserver(clipping, False, Transport(compression("int8", 1.0), Streams(5)), None, numbers)
     observer.begin([ClientTask(0, None, 1.0)], 0)
     assert float(observer(0, update()).norm()) <= 1e-3 * (1 + 1e-6)
     assert observer.clipped == 1
