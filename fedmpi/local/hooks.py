@@ -250,10 +250,6 @@ class ClientHooks:
         found: Tensor | None = self.client._vectors.get("personal")
         return found
 
-    @personal.setter
-    def personal(self, values: Tensor) -> None:
-        self.client.personal.copy_(values)
-
     @cached_property
     def correction(self) -> Tensor | None:
         """Return the vector (t,) added to each gradient, t trainable values; the first read calls the hook."""

@@ -116,7 +116,7 @@ class SequentialEngine:
             w = self.model.joined(job.start, client.personal if client else None, self._memory.vector)
             done = self.advance(w, task, job.rule, job.round, samples, hooks=client, wait=on_cpu)
             if client is not None and client.personal is not None:
-                client.personal = self.model.personal_of(w)
+                client.personal.copy_(self.model.personal_of(w))
             delta = w[self.model.shared].sub_(job.start)
             if not on_cpu:
                 unread.append((task, torch.stack([self._memory.losses, delta.dot(delta).double()])))

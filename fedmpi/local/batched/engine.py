@@ -253,7 +253,7 @@ class BatchedEngine:
                 if client is not None and client.personal is not None:
                     whole = torch.empty_like(change)
                     whole[self.model.order] = change + job.start
-                    client.personal = self.model.personal_of(whole)
+                    client.personal.copy_(self.model.personal_of(whole))
                     change = whole[self.model.shared].sub_(self._job.start)
                 check_update(change, job.rule.lr)
                 deliver(task, change, job, self.observe, client, chunk.steps[number])
