@@ -281,7 +281,7 @@ class AsyncTrainer(Trainer):
 
     def state(self) -> dict[str, Tensor]:
         """Return the versions in flight, for a checkpoint; the same on all ranks."""
-        models = torch.stack([*self.models.values()]) if self.models else torch.empty(0)
+        models = torch.stack([model.cpu() for model in self.models.values()]) if self.models else torch.empty(0)
         return {VERSIONS: torch.tensor([*self.models], dtype=torch.int64), MODELS: models}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
