@@ -12,7 +12,6 @@ from typing import Any
 
 import h5py
 import numpy as np
-import pandas as pd
 
 from data_prep.formats.files import files_below, part_of
 from data_prep.formats.images import STATISTICS_ROWS, common_form, decoded, form_of
@@ -181,6 +180,8 @@ def plain(values: AnyArray) -> AnyArray:
 
 def value_codes(values: AnyArray) -> tuple[Ints, tuple[str, ...]]:
     """Return a code for each value, -1 if it is missing, and the values by code, in order."""
+    import pandas as pd  # slow to import
+
     codes, distinct = pd.factorize(plain(values), sort=True)
     if distinct.dtype.kind == "f" and (np.abs(distinct) <= WHOLE).all() and (distinct % 1 == 0).all():
         distinct = distinct.astype(np.int64)  # so that a class is named 3 and not 3.0

@@ -8,16 +8,21 @@ from dataclasses import dataclass
 from functools import cached_property
 from numbers import Number
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from data_prep.formats.files import csv_rows, files_below, lines, part_of
 from data_prep.formats.images import SUFFIXES
 from data_prep.raw import ReadOptions, Tally
 from fedmpi.common.errors import UserError, raised, shown
+from fedmpi.common.imports import Later
 from fedmpi.common.types import AnyArray, Bools, Floats, Ints
+
+if TYPE_CHECKING:
+    import pandas as pd
+else:
+    pd = Later("pandas")
 
 TEXTS = (".csv", ".tsv", ".tab", ".txt")
 ARROWS = (".parquet", ".arrow")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +12,18 @@ import pytest
 import fedmpi
 from fedmpi import Cohort, client_sampler
 from fedmpi.records.history import clients_from_text
-from tests.mpi.launch import run_mpi
-
-HISTORIAN = """
-import zlib
-import numpy as np
-from fedmpi import Cohort, client_sampler
 
 KEPT = ("update_sketch", "head_update", "update_norm", "loss_rms")
 
+
 @client_sampler(needs=("history", *KEPT), measures=("update_sketch", "loss"))
 class Historian:
-    def candidates(self, view):
+    """Record a digest of all that it sees, and draw by the sketches."""
+
+    def candidates(self, view: Any) -> np.ndarray:
         return np.sort(view.generator.choice(view.available, 5, replace=False))
 
-    def draw(self, view):
+    def draw(self, view: Any) -> Cohort:
         seen = [(one.round, one.selected.tolist(), one.arrived.tolist(), one.seconds) for one in view.history]
         scores = [one.metrics.get("test_accuracy") for one in view.history]
         digest = zlib.crc32(repr((seen, scores, view.clock)).encode())
@@ -34,19 +31,17 @@ class Historian:
             digest = zlib.crc32(values.tobytes(), digest)
         length = np.nan_to_num(np.linalg.norm(view.fresh("update_sketch"), axis=1))
         return Cohort(np.sort(np.argsort(-length)[:3]), numbers={"digest": digest, "past": len(seen)})
-"""
-SETTINGS = """
-preset = "fedavg"
-rounds = 6
-clients = { sampler = "mine:Historian", count = 3, failure_rate = 0.3 }
-local.epochs = 2
-devices = true
-server.exact = true
-evaluation.every = 2
-data.source = "digits:clients=9"
-logging = { participants = true, tensorboard = false }
-checkpoint.every = 2
-"""
+
+
+def followed(**given: Any) -> list[list[Any]]:
+    """Return what every round of a run with this sampler saw and drew."""
+    settings = {"rounds": 6, "clients.sampler": "tests.clients.test_history:Historian", "clients.count": 3}
+    settings |= {"clients.failure_rate": 0.3, "local.epochs": 2, "devices": True, "server.exact": True}
+    settings |= {"evaluation.every": 2, "logging.participants": True, "logging.tensorboard": False}
+    settings |= {"checkpoint.every": 2, "cluster.threads": 1}
+    keys = ("clients", "sampler_digest", "sampler_past", "bytes_client_up", "bytes_client_down", "test_accuracy")
+    records = fedmpi.run("fedavg", settings, data="digits:clients=9", **given).records
+    return [[record.get(key) for key in keys] for record in records]
 
 
 @pytest.mark.parametrize("listens", [False, True])
@@ -75,22 +70,9 @@ def test_the_history_is_that_of_the_records_of_the_rounds_so_far(listens: bool) 
             assert ("test_accuracy" in one.metrics) == (one.round % 2 == 1) and "seconds" not in one.metrics
 
 
-def test_history_sketches_and_selections_are_the_same_on_three_ranks_and_after_a_resumption(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "mine.py").write_text(HISTORIAN)
-    (tmp_path / "run.toml").write_text(SETTINGS)
-    monkeypatch.chdir(tmp_path)
-    words = ["-m", "fedmpi", "train", "run.toml", "--out"]
-    done = run_mpi(3, [*words, "ranks"], cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    fedmpi.run("run.toml", out="alone")
-    calls = iter(range(1, 100))
-    assert fedmpi.run("run.toml", out="stopped", stop=lambda: next(calls) == 3).ending == "stopped"
-    fedmpi.run("run.toml", out="stopped", resume=True)
-    seen = []
-    for name in ("ranks", "alone", "stopped"):
-        records = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-        keys = ("clients", "sampler_digest", "sampler_past", "bytes_client_up", "bytes_client_down", "test_accuracy")
-        seen.append([[record.get(key) for key in keys] for record in records])
-    assert seen[0] == seen[1] == seen[2] and [row[2] for row in seen[0]] == [0, 1, 2, 3, 4, 5]
+def test_history_sketches_and_selections_are_the_same_after_a_resumption(tmp_path: Path) -> None:
+    """As on three ranks: tests/mpi/test_api_ranks.py."""
+    alone, calls = followed(), iter(range(1, 100))
+    assert len(followed(out=tmp_path / "stopped", stop=lambda: next(calls) == 3)) == 2
+    assert followed(out=tmp_path / "stopped", resume=True) == alone
+    assert [row[2] for row in alone] == [0, 1, 2, 3, 4, 5]

@@ -202,7 +202,7 @@ def test_stacked_forms_name_the_device_of_every_tensor_and_copy_nothing_in_a_ste
     assert name != "mlp" or len(seen) == 12 * 20
 
 
-@pytest.mark.parametrize("name", ["mlp", "cnn", "text-cnn"])
+@pytest.mark.parametrize("name", ["mlp", "cnn", pytest.param("text-cnn", marks=pytest.mark.slow)])
 def test_a_stack_serves_more_clients_and_larger_batches_than_its_first_round(name: str):
     rules, counts = 2 * [STEPS, replace(STEPS, batch_size=8)], (4, 2, 4, 4)
     here = trained(name, BatchedEngine, rules, HERE, counts)
@@ -210,7 +210,7 @@ def test_a_stack_serves_more_clients_and_larger_batches_than_its_first_round(nam
         assert_alike(trained(name, BatchedEngine, rules, device, counts), here, 1e-10)
 
 
-@pytest.mark.parametrize("name", ["mlp", "text-cnn"])
+@pytest.mark.parametrize("name", ["mlp", pytest.param("text-cnn", marks=pytest.mark.slow)])
 def test_a_stack_is_gone_before_a_larger_one_takes_memory(name: str, monkeypatch: pytest.MonkeyPatch):
     values: list[Any] = []
     make_stack = Stack.__init__
@@ -308,8 +308,14 @@ def test_both_forms_of_convolutions_have_the_gradients_of_the_module(
     assert set(seen) == {"kernel"} and graphs["replayed"] == 10
 
 
-@pytest.mark.parametrize("name", ["mlp", "cnn", "text-cnn", "transformer", "own"])
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize(
+    ("optimizer", "name"),
+    [
+        *(("sgd", name) for name in ("mlp", "cnn", "text-cnn", "transformer", "own")),
+        *(("adam", name) for name in ("mlp", "own")),
+        *(pytest.param("adam", name, marks=pytest.mark.slow) for name in ("cnn", "text-cnn", "transformer")),
+    ],
+)
 def test_sequential_steps_copy_nothing_and_a_round_waits_once(name: str, optimizer: str):
     """Steps of built-in models become graphs; the later rounds have new rates and masks. An observer sees updates
     after they are checked, one by one."""
@@ -440,8 +446,13 @@ def test_runs_name_the_device_of_every_tensor(name: str, monkeypatch: pytest.Mon
         assert_alike(ran(settings, monkeypatch, device), here, 1e-5)
 
 
-@pytest.mark.parametrize("algorithm", ["scaffold", "feddyn"])
-@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize(
+    ("exact", "algorithm"),
+    [
+        *((True, "scaffold"), (False, "feddyn")),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((True, "feddyn"), (False, "scaffold"))),
+    ],
+)
 def test_sums_and_state_stay_on_the_device(algorithm: str, exact: bool, monkeypatch: pytest.MonkeyPatch):
     """A sum that MPI does not read there is copied once per round in each direction, as is state beyond the device's
     share for each client; the bits are those of the CPU."""

@@ -7,9 +7,7 @@ two parts each.
 
 from __future__ import annotations
 
-import json
 import random
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,7 +33,6 @@ from fedmpi.models.flat import FlatModel
 from fedmpi.models.isolation import check_memory, is_plain
 from fedmpi.tasks.losses import Loss
 from tests.local.synthetic import STREAMS, InMemorySource
-from tests.mpi.launch import run_mpi
 
 FLAT = DataDescription((6,), "float32", 3, "vector", 0, (), ())
 SIZES = [9, 4, 7, 12, 3, 6]
@@ -238,17 +235,17 @@ def trained(name: str, **given: Any) -> list[Any]:
     return [crc32(values.tobytes()), *scores]
 
 
+def resumed(name: str, folder: Path) -> list[Any]:
+    """Return the same of a run that was stopped after its first round; ranks share it in tests/mpi."""
+    trained(name, out=folder / name, stop=lambda: True)
+    return trained(name, out=folder / name, resume=True)
+
+
 def __getattr__(name: str) -> Any:
     """`NAME_built` builds one of the modules, as `model.name` names it."""
     if not name.endswith("_built"):
         raise AttributeError(name)
     return lambda description: AWKWARD[name.removesuffix("_built")]()
-
-
-def test_a_run_that_is_resumed_on_three_ranks_gives_the_bits_of_one_rank(tmp_path: Path) -> None:
-    done = run_mpi(3, ["-m", "tests.local.test_isolation", tmp_path])
-    assert done.returncode == 0, done.stderr
-    assert json.loads((tmp_path / "found.json").read_text()) == {name: trained(name) for name in ON_RANKS}
 
 
 def changed(change: Callable[[nn.Linear], object]) -> nn.Module:
@@ -374,16 +371,3 @@ def test_what_a_few_passes_find_out(
     found = traits.couples, traits.couples_evaluated, traits.keeps, traits.least
     assert found == (couples, evaluated, keeps, least)
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def resumed(name: str, folder: Path) -> list[Any]:
-    trained(name, out=folder / name, stop=lambda: True)
-    return trained(name, out=folder / name, resume=True)
-
-
-if __name__ == "__main__":
-    bits = {name: resumed(name, Path(sys.argv[1])) for name in ON_RANKS}
-    from mpi4py import MPI
-
-    if MPI.COMM_WORLD.rank == 0:
-        (Path(sys.argv[1]) / "found.json").write_text(json.dumps(bits))

@@ -30,7 +30,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n", [1, 3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4))])
 def test_all_programs_pass(n: int) -> None:
     job = run_mpi(n, [*PROGRAMS, *" + ".join(TOGETHER[n]).split()])
     for program in TOGETHER[n]:

@@ -315,9 +315,8 @@ EXACT: dict[str, str] = {
     "evaluation.clients=all evaluation.clients_every=2 evaluation.fine_tune=1",
     "merged steps, updates in eight bits": f"{DROPPING} {ONE_STEP} {ALL} compression=int8",
 }
-EXACT_ROWS = {
-    name: load_config(None, f"{QUIET} server.exact=true {settings}".split()) for name, settings in EXACT.items()
-}
+TWICE = f"{QUIET} rounds=2 server.exact=true"
+EXACT_ROWS = {name: load_config(None, f"{TWICE} {settings}".split()) for name, settings in EXACT.items()}
 
 
 @pytest.fixture(scope="module")

@@ -51,25 +51,29 @@ PARTS = [
     if part.name not in (*WRITTEN, *OF_TABLES)
 ]
 LONG = {
-    **dict.fromkeys(("stratified", "importance", "clustered-md", "clustered-similarity"), "inclusion"),
-    "divfl": "cost",
+    **dict.fromkeys(("stratified", "importance", "clustered-md", "clustered-similarity", "ocs", "k-vib"), "inclusion"),
+    **dict.fromkeys(("divfl", "fedbalancer", "sample-importance"), "cost"),
 }
-"""Checks that take seconds."""
+"""Checks that take seconds; tests/clients/selection and tests/statistical compare the same probabilities."""
 
 
 def long(part: Component, check: Check) -> bool:
     return check.name.startswith(LONG.get(part.name, "nothing"))
 
 
-QUICK = [check for part, settings in PARTS for check in checks(part, settings, runs=False) if not long(part, check)]
+CHECKS = [
+    pytest.param(check, marks=pytest.mark.slow if long(part, check) else ())
+    for part, settings in PARTS
+    for check in checks(part, settings, runs=False)
+]
 
 
 def test_every_kind_that_the_contract_names_has_checks_and_components() -> None:
     kinds = {part.kind for part, _ in PARTS}
     assert kinds == CONTRACTS.keys()
-    assert len(PARTS) > 30 and len(QUICK) > 140
+    assert len(PARTS) > 30 and len(CHECKS) > 140
 
 
-@pytest.mark.parametrize("check", QUICK, ids=str)
+@pytest.mark.parametrize("check", CHECKS, ids=str)
 def test_a_built_in_component_keeps_its_contract(check: Check) -> None:
     assert check()
