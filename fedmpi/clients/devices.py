@@ -30,16 +30,19 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 RATES = {"speed": 1e3, "upload": 1e6, "download": 4e6}
 """Default medians: samples per second, bytes per second from and to a client."""
+WATTS = {"download": 1.0, "training": 3.0, "upload": 1.0}
+"""Default powers during the phases of a client's work, in their order."""
 DROP_OUT, TIES = 1, 2  # sub-streams of Purpose.AVAILABILITY
 
 
 @dataclass(frozen=True, eq=False)
 class Devices:
-    """Speeds of the clients' devices."""
+    """Speeds and powers of the clients' devices."""
 
     speed: Floats  # (N,): Samples trained per second, for a model whose sample costs 1
     upload: Floats  # (N,): Bytes per second from and to the client
     download: Floats
+    watts: Floats | None = None  # (3, N): Power during download, training and upload
 
 
 @register("device rate", name="constant")
@@ -119,12 +122,15 @@ def draw_devices(
     Each rate has one stream of Purpose.DEVICE whose k-th number belongs to client k: a client keeps its device if
     clients are added after it.
     """
-    clients, drawn = len(sizes), {}
-    for place, (name, default) in enumerate(RATES.items()):
+    clients, drawn = len(sizes), []
+    chosen: list[tuple[Component, float]] = [(getattr(tables, name), default) for name, default in RATES.items()]
+    if tables.power is not None:
+        chosen += [(getattr(tables.power, name), default) for name, default in WATTS.items()]
+    for place, (part, default) in enumerate(chosen):
         view = View(0, clients, sizes, clients, streams, counts=counts, stream=(Purpose.DEVICE, place))
-        part: Component = getattr(tables, name)
-        drawn[name] = rates_of(part, part.make(), view, default)
-    return Devices(**drawn)
+        drawn.append(rates_of(part, part.make(), view, default))
+    speed, upload, download, *watts = drawn
+    return Devices(speed, upload, download, np.stack(watts) if watts else None)
 
 
 def rates_of(part: Component, made: Any, view: View, default: float = RATES["speed"]) -> Floats:
@@ -147,8 +153,38 @@ def participant_seconds(
 
     `samples` (m,) pass through the model: local steps × batch size.
     """
-    compute = samples / devices.speed[clients]
-    return np.asarray(compute + bytes_down / devices.download[clients] + bytes_up / devices.upload[clients])
+    download, training, upload = phases(devices, clients, samples, bytes_down, bytes_up)
+    return np.asarray(training + download + upload)
+
+
+def phases(devices: Devices, clients: Ints, samples: Ints | Floats, bytes_down: int, bytes_up: int) -> Floats:
+    """Return the simulated seconds of each client's download, training and upload, float64 (3, m)."""
+    transfers = bytes_down / devices.download[clients], bytes_up / devices.upload[clients]
+    return np.stack([transfers[0], samples / devices.speed[clients], transfers[1]])
+
+
+def steps_in(samples: Floats, used: Floats, batch: Floats, per_pass: Floats | None) -> tuple[Ints, Floats]:
+    """Return the number of whole local steps of so many samples, int64 (m,), and their samples, float64 (m,).
+
+    `used` (m,) samples of a client are used, in batches of `batch` (m,). With `per_pass`, the samples of an epoch (m,),
+    its last batch may be smaller. A millionth of a millionth of a step may be missing, for rounding.
+    """
+    room, batch = samples * (1 + 1e-12), np.maximum(batch, np.finfo(np.float64).tiny)
+    if per_pass is None:
+        steps = np.floor(room / batch)
+        return steps.astype(np.int64), steps * np.minimum(used, batch)
+    per_pass = np.maximum(per_pass, batch)
+    epochs = np.floor(room / per_pass)
+    more = np.floor((room - epochs * per_pass) / batch)
+    return (epochs * np.ceil(per_pass / batch) + more).astype(np.int64), epochs * per_pass + more * batch
+
+
+def joules(devices: Devices, clients: Ints, times: Floats, ends: Floats) -> Floats:
+    """Return the energy of each client, float64 (m,): watts · seconds of its phases (3, m), up to its end (m,)."""
+    assert devices.watts is not None
+    starts = np.cumsum(times, axis=0) - times
+    spent: Floats = (devices.watts[:, clients] * np.clip(ends - starts, 0, times)).sum(axis=0)
+    return spent
 
 
 def first_to_arrive(streams: Streams, round: int, cohort: Cohort, seconds: Floats, count: int) -> Cohort:

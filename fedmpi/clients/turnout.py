@@ -13,9 +13,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedmpi.clients.availability import OWN_DRAWS, ClientAvailability
+from fedmpi.clients.availability import FOREVER, OWN_DRAWS, ClientAvailability
 from fedmpi.clients.cohort import Cohort, Presence, cohort_size, full_participation, invited
-from fedmpi.clients.devices import draw_devices, first_to_arrive, participant_seconds, survivors
+from fedmpi.clients.devices import (
+    draw_devices,
+    first_to_arrive,
+    joules,
+    participant_seconds,
+    phases,
+    restricted,
+    steps_in,
+    survivors,
+)
 from fedmpi.clients.sampler import ClientNumbers, ClientSampler, PastRounds, View
 from fedmpi.clients.strata import Strata
 from fedmpi.common.decorators import MEASURABLE, TRANSFERS
@@ -46,6 +55,9 @@ class Turnout:
     seconds: Floats | None = None
     # (c,): Clients that were measured before the draw, sorted
     candidates: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    waits: float = 0.0  # Simulated seconds for which the round lasts at least
+    joules: Floats | None = None  # (a,): Energy of the invited clients, if it is recorded
+    facts: Mapping[str, int] = field(default_factory=dict)  # Numbers of updates lost and of partial work
 
     @property
     def available(self) -> int:
@@ -89,6 +101,8 @@ class CohortDraw:
             self._wanted_of(len(sizes))  # rejected here, on all ranks alike, not once the server plans
         if (devices := config.devices) is not None:
             self._devices = draw_devices(streams, sizes, devices, counts)
+        if self.availability.leaves:
+            self.availability.until(self._all(0))  # rejects a table that does not fit the clients
         if devices is not None and config.clients.over_selection > 1:
             self._check_arrival(self._seconds(np.arange(len(self.sizes)), self.sizes, opening=False))
 
@@ -117,14 +131,81 @@ class CohortDraw:
         arrived = survivors(self.streams, t, asked, len(self.sizes), self.config.clients.failure_rate)
         if self.config.devices is None or (counts_late(self.config) and not opening):
             return Turnout(arrived, asked.clients, present, None, candidates)
-        seconds = self._seconds(arrived.clients, self._pool(arrived, asked, present), opening, arrived)
+        return replace(self._in_time(t, asked, arrived, present, opening), candidates=candidates)
+
+    def _in_time(self, t: int, asked: Cohort, arrived: Cohort, present: Ints | int, opening: bool) -> Turnout:
+        """Leave out updates that arrive too late, or whose clients have left, and close the round.
+
+        Inclusion probabilities stay those of clients that arrive. Invited clients (a,) spend energy until their update
+        arrives, they leave or drop out (after training), or the round closes.
+        """
+        table, clients, facts = self.config.devices, asked.clients, dict[str, int]()
+        assert table is not None
+        deadline = math.inf if table.deadline is None or opening else table.deadline
+        pool = self._pool(arrived, asked, present)
+        times = self._phases(clients, pool, opening, asked)
+        counts = np.isin(clients, arrived.clients)
+        if table.late == "partial" and not opening:
+            if asked.steps is not None:
+                raise UserError(
+                    f'clients.sampler = "{self.sampler.part.name}" sets steps in its Cohort. Set devices.late = "lost"'
+                )
+            steps = self._shorten(asked, pool, times, deadline)
+            facts["partial"] = int(np.count_nonzero(steps[counts]))
+            arrived = replace(arrived, steps=steps[counts]) if facts["partial"] else arrived
+        seconds = times[1] + times[0] + times[2]
+        if facts.get("partial"):
+            seconds[steps > 0] = np.minimum(seconds[steps > 0], deadline)  # after rounding
+        stays, waits = np.full(len(clients), np.inf), 0.0
+        if self.availability.leaves and not opening:
+            until = self.availability.until(self._all(t))
+            stays = until[clients]
+            if not isinstance(present, int) and not len(present) and until.min() < FOREVER:
+                waits = self._after(until.min())
+        limit = np.minimum(deadline, stays)
+        lost = counts & (seconds > limit)
+        late, kept = lost & (deadline <= stays), counts & ~lost
+        cohort = restricted(arrived, kept[counts]) if lost.any() else arrived
+        if table.deadline is not None:
+            facts["late"] = int(late.sum())
+        if self.availability.leaves:
+            facts["departed"] = int(lost.sum()) - int(late.sum())
+        full, ends = False, np.minimum(np.where(counts, seconds, times[0] + times[1]), limit)
         if self.config.clients.over_selection > 1 and not opening:
-            if arrived.own_work:
-                self._check_arrival(seconds)
-            taken = first_to_arrive(self.streams, t, arrived, seconds, self._wanted_of(len(self.sizes)))
-            seconds = seconds[np.isin(arrived.clients, taken.clients)]
-            return Turnout(taken, asked.clients, present, seconds, candidates)
-        return Turnout(arrived, asked.clients, present, seconds, candidates)
+            if asked.own_work:
+                self._check_arrival(seconds[counts])
+            wanted = self._wanted_of(len(self.sizes))
+            cohort = first_to_arrive(self.streams, t, cohort, seconds[kept], wanted)
+            kept, full = np.isin(clients, cohort.clients), len(cohort.clients) >= wanted
+            ends = np.minimum(ends, seconds[kept].max()) if full else ends
+        if late.any() and not full:
+            waits = deadline
+        elif lost.any() and not kept.any():
+            waits = self._after(limit[lost].max())
+        energy = None if self._devices.watts is None else joules(self._devices, clients, times, ends)
+        return Turnout(cohort, clients, present, seconds[kept], waits=waits, joules=energy, facts=facts)
+
+    def _after(self, seconds: float) -> float:
+        """Return slightly more simulated seconds, so that rounding does not leave the clock before the event."""
+        return (self.clock + seconds) * (1 + 1e-15) - self.clock
+
+    def _shorten(self, asked: Cohort, pool: Ints, times: Floats, deadline: float) -> Ints:
+        """Return the steps of late clients that fit before the deadline, int64 (a,); 0 for those of the configuration.
+
+        The seconds (3, a) of these clients are changed to those of the shorter work.
+        """
+        local, late = self.config.local, np.flatnonzero(times[1] + times[0] + times[2] > deadline)
+        clients, transfers = asked.clients[late], times[0, late] + times[2, late]
+        used = self._used(clients, pool)
+        used = used if asked.budget is None else np.minimum(used, asked.budget[late])
+        batch, speed = self._batches(used), self._devices.speed[clients]
+        room = np.maximum(deadline - transfers, 0) * speed
+        fitting, passed = steps_in(room, used, batch, None if local.steps is not None else self._per_pass(used, batch))
+        steps = np.zeros(len(asked.clients), np.int64)
+        steps[late] = fitting
+        shorter = late[fitting > 0]
+        times[1, shorter] = np.minimum(passed / speed, deadline - transfers)[fitting > 0]
+        return steps
 
     def links(self, turnout: Turnout) -> RoundTraffic:
         """Return the traffic for the sampler: numbers that clients send, and the model for candidates not invited.
@@ -218,13 +299,19 @@ class CohortDraw:
 
         `pool` are the sizes of the clients that share the sample budget K, if samples are drawn.
         """
+        download, training, upload = self._phases(clients, pool, opening, cohort)
+        return np.asarray(training + download + upload)
+
+    def _phases(self, clients: Ints, pool: Ints, opening: bool, cohort: Cohort | None = None) -> Floats:
+        """Return the simulated seconds of each client's download, training and upload, float64 (3, m)."""
         if opening:
             probed = {"full": np.inf, "batch": self.config.local.batch_size, "sample": 1}[probe_of(self.config)]
             passed: Floats = np.minimum(self.sizes[clients], np.inf if probed == "all" else probed)
-            return participant_seconds(self._devices, clients, passed, self.bytes_down, self.bytes_up)
-        used, own = self._used(clients, pool), {} if cohort is None else cohort.own_work
-        used = np.minimum(self.sizes[clients], own["budget"]) if "budget" in own else used
-        return self.seconds_of(clients, used, own.get("steps"))
+        else:
+            used, own = self._used(clients, pool), {} if cohort is None else cohort.own_work
+            used = np.minimum(self.sizes[clients], own["budget"]) if "budget" in own else used
+            passed = self._passed(used, own.get("steps"))
+        return phases(self._devices, clients, passed, self.bytes_down, self.bytes_up)
 
     def seconds_of(self, clients: Ints, used: Ints | Floats, steps: Ints | None = None) -> Floats:
         """Return simulated seconds of each client: samples passed through the model, and its download and upload.
@@ -237,13 +324,21 @@ class CohortDraw:
         steps : int64 (m,), optional
             Its local steps, if not those of the configuration.
         """
-        local, own = self.config.local, self.config.local.steps if steps is None else steps
-        batch = used if local.batch_size == "all" else np.minimum(used, local.batch_size)
-        if own is not None:
-            passed = own * batch
-        else:
-            passed = (local.epochs or 1) * (used - used % np.maximum(batch, 1) if local.drop_last else used)
-        return participant_seconds(self._devices, clients, passed, self.bytes_down, self.bytes_up)
+        return participant_seconds(self._devices, clients, self._passed(used, steps), self.bytes_down, self.bytes_up)
+
+    def _passed(self, used: Ints | Floats, steps: Ints | None = None) -> Floats:
+        """Return the samples that pass through the model on each client, of the samples that it uses (m,)."""
+        local, batch = self.config.local, self._batches(used)
+        own = local.steps if steps is None else steps
+        return np.asarray((local.epochs or 1) * self._per_pass(used, batch) if own is None else own * batch)
+
+    def _batches(self, used: Ints | Floats) -> Floats:
+        local = self.config.local
+        return np.asarray(used if local.batch_size == "all" else np.minimum(used, local.batch_size))
+
+    def _per_pass(self, used: Ints | Floats, batch: Floats) -> Floats:
+        """Return the samples of an epoch."""
+        return np.asarray(used - used % np.maximum(batch, 1) if self.config.local.drop_last else used)
 
     def _pool(self, arrived: Cohort, asked: Cohort, present: Ints | int) -> Ints:
         """Return the sizes of the clients that share the sample budget K: those that answer the size query, as if their

@@ -36,8 +36,8 @@ class Plan:
     one_step: bool = False  # True in an initial probing round, in which every client takes a single step
     # (workers,): relative speeds of the workers, 1 on average; empty unless they are measured
     speeds: Floats = field(default_factory=lambda: np.empty(0))
-    # (m,) each: local steps, learning rate and number of samples of each selected client; empty unless the cohort sets
-    # them
+    # (m,) each: local steps (0: those of the configuration), learning rate and number of samples of each selected
+    # client; empty unless the cohort or a deadline sets them
     steps: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     rates: Floats = field(default_factory=lambda: np.empty(0))
     budgets: Ints = field(default_factory=lambda: np.empty(0, np.int64))

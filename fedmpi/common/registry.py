@@ -70,7 +70,9 @@ def modules_in(folder: str) -> tuple[str, ...]:
     return tuple(".".join(("fedmpi", *file.relative_to(PACKAGE).with_suffix("").parts)) for file in files)
 
 
-FURTHER_RATES = ("devices.upload", "devices.download")
+FURTHER_RATES = tuple(
+    f"devices.{key}" for key in ("upload", "download", "power.download", "power.training", "power.upload")
+)
 SCHEMES = tuple(f"data_prep.partitions.{family}" for family in ("labels", "sizes", "astraea"))
 """Modules of partitions, in the order in which they are listed."""
 KINDS = {

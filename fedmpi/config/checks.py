@@ -34,6 +34,10 @@ NO_CLASS = {
     "multilabel": "a sample may have several labels and no class of its own",
     "regression": "a sample has numbers for targets and no class",
 }
+CHOSEN_LATE = (
+    "arrival times must be known before training, and they depend on the samples that this data sampler chooses during "
+    "training"
+)
 TWICE = "they say the same in two ways. Keep one of them"
 
 
@@ -98,9 +102,17 @@ def _measured(c: ConfigTables) -> Rows:
     yield (
         late and c.clients.over_selection > 1,
         "clients.over_selection samples.sampler",
-        "arrival times must be known before training, and they depend on the samples that this data sampler chooses "
-        "during training. Set clients.over_selection = 1",
+        f"{CHOSEN_LATE}. Set clients.over_selection = 1",
     )
+    deadline = c.devices is not None and c.devices.deadline is not None
+    for key, times in {
+        "devices.deadline": deadline,
+        "devices.power": c.devices is not None and c.devices.power is not None,
+        "clients.availability": _leaves(c),
+    }.items():
+        yield times and late, f"{key} samples.sampler", f'{CHOSEN_LATE}. Set samples.sampler = "all"'
+        yield times and c.topology.name != "star", f"{key} topology", "only a star counts the time of single clients"
+    yield _leaves(c) and c.devices is None, "clients.availability", "it follows simulated time. Set devices = true"
     timed = bool({"seconds", *TRANSFERS} & {*needs, *measures}) and c.devices is None
     yield timed, "clients.sampler", "it draws by seconds, which only simulated time counts. Set devices = true"
     yield (
@@ -196,6 +208,14 @@ def _sums(c: ConfigTables) -> Rows:
     lowest = min(law.options["by_label"]) if law.name == "label-group" else 1.0
     strata = weights.name != "stratified" or "strata" in _needs(c)
     yield not strata, "server.weights clients.sampler", 'set clients.sampler = "stratified"'
+    deadline = c.devices is not None and c.devices.deadline is not None
+    for key, unknown in {"devices.deadline": deadline, "clients.availability": _leaves(c)}.items():
+        yield (
+            weights.name == "unbiased" and unknown,
+            f"server.weights {key}",
+            "the probability that a client's update arrives in time is unknown, and some never do. Set server.weights "
+            '= "normalized"',
+        )
     yield (
         weights.name == "unbiased" and lowest == 0,
         "server.weights clients.availability",
@@ -231,7 +251,7 @@ def _private(c: ConfigTables) -> Rows:
     pooled, shared = data.foreign and bool(data.marks.get("pooled")), not data.marks.get("pooled")
     for key, broken, changes, advice in (
         ("clients.sampler", c.clients.sampler.name not in INDEPENDENT, "which others are selected", 'set "uniform"'),
-        ("clients.availability", present.foreign, "which others are available", "choose a built-in model"),
+        ("clients.availability", present.foreign or _leaves(c), "which others are available", 'set "bernoulli"'),
         ("samples.sampler", data.name == "exact", by_size, sizes),
         ("samples.size.estimate", bernoulli and size.estimate == "exact", by_size, sizes),
         ("samples.size.clip", bernoulli and not size.clip, "the share of samples of others", "leave it true"),
@@ -356,6 +376,11 @@ def counts_late(c: ConfigTables) -> bool:
     """Check whether only the workers know, once they train, how many samples each client uses."""
     sampler = c.samples.sampler
     return bool(sampler.foreign or not sampler.marks.get("pooled"))
+
+
+def _leaves(c: ConfigTables) -> bool:
+    """Check whether clients come and go in simulated time."""
+    return hasattr(c.clients.availability.object, "until")
 
 
 def attacks_updates(c: ConfigTables) -> bool:

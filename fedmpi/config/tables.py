@@ -122,8 +122,9 @@ class ClientsTable(Table):
     fraction: Annotated[Probability | None, not_with("clients.sampler", "all"), IN_ROUNDS] = None
     """Share of all clients selected per round."""
     availability: Annotated[Component, chooses("availability", "always")] = Component("availability", "always")
-    """always; bernoulli: with a probability in every round; label-group: by the client's most frequent
-    class; or a custom "package.module:object": (view) -> a probability for each client."""
+    """always; bernoulli: with a probability in every round; label-group: by the client's most frequent class;
+    intervals: of simulated time, from a table; or a custom "package.module:object": (view) -> a probability for each
+    client."""
     failure_rate: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Probability that a selected client's update is lost after training."""
     over_selection: Annotated[float, Field(ge=1, le=1e6), not_with("devices", None)] = 1.0
@@ -368,6 +369,19 @@ class ServerTable(Table):
     """Sum in 64-bit fixed point: bit-identical results on any number of ranks with CPUs of one type, but slower."""
 
 
+class PowerTable(Table):
+    """Power of the clients' devices in watts. The record of a round then has the joules of all invited clients."""
+
+    download: Annotated[Component, chooses("device rate", "constant", "devices.power.download")] = Component(
+        "device rate", "constant"
+    )
+    """Watts while a client receives: constant (1), lognormal, classes, table, or a custom function."""
+    training: Annotated[Component, chooses("device rate", "constant", "devices.power.training")] = download
+    """Watts while a client trains: constant (3), lognormal, classes, table, or a custom function."""
+    upload: Annotated[Component, chooses("device rate", "constant", "devices.power.upload")] = download
+    """Watts while a client sends: constant (1), lognormal, classes, table, or a custom function."""
+
+
 class DevicesTable(Table):
     """Simulated time: `virtual_seconds` of a round is the time at which its last used update arrived."""
 
@@ -378,6 +392,13 @@ class DevicesTable(Table):
     """Bytes per second from a client: constant (1,000,000), lognormal, classes, table, or a custom function."""
     download: Annotated[Component, chooses("device rate", "constant", "devices.download")] = speed
     """Bytes per second to a client: constant (4,000,000), lognormal, classes, table, or a custom function."""
+    power: Annotated[PowerTable | None, switch(PowerTable)] = None
+    """Watts of the devices; absent or false = energy is not recorded, true = with the defaults."""
+    deadline: Positive | None = None
+    """Simulated seconds after which a round ends. Unset = the server waits for all updates that it uses."""
+    late: Annotated[Literal["lost", "partial"], not_with("devices.deadline", None)] = "lost"
+    """Updates that would arrive after the deadline. lost: they are not used; partial: the client does only the first
+    local steps that fit before the deadline, and its update is lost if not even one fits."""
 
 
 class AdaptiveClipTable(Table):

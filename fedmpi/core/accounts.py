@@ -1,4 +1,4 @@
-"""Accounts of a run, kept by the server: privacy spent, and how evenly clients are used."""
+"""Accounts of a run, kept by the server: privacy spent, how evenly clients are used, and what their devices spend."""
 
 from __future__ import annotations
 
@@ -12,16 +12,39 @@ from fedmpi.clients.cohort import Cohort
 from fedmpi.clients.turnout import Turnout
 from fedmpi.common.apportionment import united
 from fedmpi.common.fairness import Usage, evenness
-from fedmpi.common.types import Ints
+from fedmpi.common.types import AnyArray, Ints
 from fedmpi.config import Config
 from fedmpi.privacy.sizes import PrivacyLedger, exposure
 from fedmpi.privacy.updates import accountant, draws_in_secret
 
 
-class Accounts:
-    """Privacy and participation accounts of a run, kept by the server."""
+class Consumption:
+    """Bytes that each client has received and sent for models and updates, and its energy."""
 
-    def __init__(self, config: Config, sizes: Ints):
+    def __init__(self, clients: int, bytes_down: int, bytes_up: int, energy: bool):
+        self.bytes_down, self.bytes_up = bytes_down, bytes_up
+        self.spent = {"bytes": np.zeros(clients, np.int64)} | ({"joules": np.zeros(clients)} if energy else {})
+
+    def enter(self, turnout: Turnout) -> None:
+        """Add a round."""
+        self.spent["bytes"][turnout.asked] += self.bytes_down
+        self.spent["bytes"][turnout.cohort.clients] += self.bytes_up
+        if turnout.joules is not None:
+            self.spent["joules"][turnout.asked] += turnout.joules
+
+    def state(self) -> dict[str, AnyArray]:
+        """Return the sums so far, (N,) each, for a checkpoint."""
+        return {name: values.copy() for name, values in self.spent.items()}
+
+    def load(self, state: dict[str, AnyArray]) -> None:
+        """Restore the sums of a checkpoint."""
+        self.spent = {name: state[name].copy() for name in self.spent}
+
+
+class Accounts:
+    """Privacy, participation and consumption accounts of a run, kept by the server."""
+
+    def __init__(self, config: Config, sizes: Ints, bytes_down: int = 0, bytes_up: int = 0):
         samples = config.samples
         rule = samples.sampler
         private = rule.marks.get("probability") == "estimate" and samples.size.estimate != "exact"
@@ -32,11 +55,16 @@ class Accounts:
         self.accountant = accountant(config, len(sizes))
         self.draws_in_secret = draws_in_secret(config)
         self.usage = Usage(len(sizes)) if config.logging.diagnostics else None
+        self.consumption: Consumption | None = None
+        if (devices := config.devices) is not None and config.topology.name == "star":
+            self.consumption = Consumption(len(sizes), bytes_down, bytes_up, devices.power is not None)
 
     def enter(self, turnout: Turnout, answering: Ints | None = None) -> dict[str, Any]:
         """Add a round; return the accounts' entries for its record."""
         cohort = turnout.cohort
         facts: dict[str, Any] = {}
+        if self.consumption is not None:
+            self.consumption.enter(turnout)
         if self.ledger is not None:
             entry = self.ledger.record(answering, self._exposed(cohort, answering))
             facts["size_unprotected"] = entry.unprotected
@@ -53,6 +81,10 @@ class Accounts:
             facts |= {"clients_used": used.used, "client_use_effective": used.effective, "client_use_gini": used.gini}
         return facts
 
+    def of_clients(self, clients: Ints) -> dict[str, AnyArray]:
+        """Return columns on these clients (k,) for the table of single clients."""
+        return {} if self.consumption is None else {n: all_[clients] for n, all_ in self.consumption.spent.items()}
+
     def _exposed(self, cohort: Cohort, answering: Ints | None) -> Ints | None:
         """Return the clients that reveal their exact size in this round; None if there are none."""
         if self.exposure is not None and self.exposure.all_clients:
@@ -68,7 +100,8 @@ class Accounts:
     @property
     def _kept(self) -> dict[str, Any]:
         """The accounts of this run by their names in a checkpoint."""
-        accounts = {"ledger": self.ledger, "accountant": self.accountant, "usage": self.usage}
+        accounts: dict[str, Any] = {"ledger": self.ledger, "accountant": self.accountant, "usage": self.usage}
+        accounts["consumption"] = self.consumption
         return {name: account for name, account in accounts.items() if account is not None}
 
     def state(self) -> dict[str, Tensor]:

@@ -165,6 +165,7 @@ class Simulation:
             table = None if table is None or tuned is None else table | tuned
         if table is None or not len(table["client"]):
             return {}
+        table |= self.decisions.planner.accounts.of_clients(table["client"])
         self.history.tables[CLIENTS].append(table)
         return facts_of(table)
 

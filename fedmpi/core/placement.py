@@ -166,14 +166,17 @@ def places_on_node(cluster: Cluster, device: torch.device) -> int:
 def planned_cost(rule: LocalRule, rows: Ints, merged: bool, own_steps: Ints | None = None) -> Floats:
     """Return the cost of each selected client in gradients of one sample, float64 (m,): its samples and steps."""
     batch = np.maximum(rows if rule.batch_size is None else np.minimum(rows, rule.batch_size), 1)
-    wanted = rule.steps if own_steps is None else own_steps
-    if wanted is not None:
-        steps, seen = np.where(rows > 0, wanted, 0), wanted * np.minimum(rows, batch)
-    else:
-        assert rule.epochs is not None
+    if rule.epochs is not None:
         used = rows - rows % batch if rule.drop_last else rows
         steps, seen = rule.epochs * -(-used // batch), rule.epochs * used
-    return seen + STEP_ROWS * (np.where(steps == 1, 0, steps) if merged else steps)
+    else:
+        assert rule.steps is not None
+        steps, seen = np.where(rows > 0, rule.steps, 0), rule.steps * np.minimum(rows, batch)
+    if own_steps is not None:
+        own = own_steps > 0
+        steps = np.where(own & (rows > 0), own_steps, steps)
+        seen = np.where(own, own_steps * np.minimum(rows, batch), seen)
+    return np.asarray(seen + STEP_ROWS * (np.where(steps == 1, 0, steps) if merged else steps))
 
 
 def longest_first(costs: Floats, speeds: Floats, head_start: float = 0.0) -> Ints:

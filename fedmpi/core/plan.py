@@ -72,7 +72,7 @@ class Planner:
         self.streams = streams
         self.cohorts = cohorts
         self.groups = groups
-        self.accounts = Accounts(config, sizes)
+        self.accounts = Accounts(config, sizes, cohorts.bytes_down, cohorts.bytes_up)
         self.row_rule = RowRule(config.samples.sampler, config.samples.sampler.options, streams, config.samples.budget)
         self.weighing = Weighing(config.server.weights, config.server.weights.options, len(sizes))
         algorithm = local_algorithm(config)
@@ -166,6 +166,10 @@ class Planner:
     def _check_work(self, cohort: Cohort) -> None:
         """Reject work per client if another choice needs equal work, or chooses the samples of all clients together."""
         config, names = self.config, [*cohort.own_work]
+        if config.devices is not None and config.devices.late == "partial":
+            names = [name for name in names if name != "steps"]  # set by the deadline
+        if not names:
+            return
         pooled, algorithm = self.row_rule.pooled and not self.row_rule.uses_all, config.local.algorithm.name
         weights = config.server.weights
         one_rate = weights.name == "q-ffl" and weights.options["lipschitz"] is None  # L = 1 / lr of all clients
@@ -237,12 +241,15 @@ class Planner:
             facts["opening"] = True
         if clients.availability.name != "always":
             facts["available"] = turnout.available
-        if clients.failure_rate or clients.over_selection > 1:
+        if clients.failure_rate or clients.over_selection > 1 or {"late", "departed"} & turnout.facts.keys():
             facts["asked"] = len(turnout.asked)
+        facts |= turnout.facts
         if self.cohorts.sampler.measures:
             facts["candidates"] = len(turnout.candidates)
         if turnout.seconds is not None:
-            facts["virtual_seconds"] = self._round_seconds(turnout.seconds, plan.mediators)
+            facts["virtual_seconds"] = max(self._round_seconds(turnout.seconds, plan.mediators), turnout.waits)
+        if turnout.joules is not None:
+            facts["joules"] = float(turnout.joules.sum())
         if (strata := cohort.strata) is not None:
             facts["strata"] = len(strata.sizes)
             facts["stratum_sizes"] = strata.sizes.tolist()

@@ -69,12 +69,13 @@ class Worker:
         return replace(rule_of(part, plan.lr), proximal_mu=part.proximal_mu + self.proximal_mu)
 
     def at_steps(self, plan: Plan, rule: LocalRule, steps: int) -> LocalRule:
-        """Return the rule for clients of so many steps, with the rate of each step if the schedule counts steps."""
+        """Return the rule for clients of so many steps, or of the first of them, with the rate of each step if the
+        schedule counts steps."""
         part, before, places = self.config.local, plan.round * steps, self.config.rounds * steps
         if part.schedule_unit == "round" or plan.one_step:
             return rule
-        rates = tuple(rate_at(part, rule.lr, before + step, places) for step in range(steps))
-        return replace(rule, lr=rates[0]) if steps == 1 else replace(rule, rates=rates)
+        rates = tuple(rate_at(part, rule.lr, before + step, places) for step in range(min(steps, rule.steps or steps)))
+        return replace(rule, lr=rates[0]) if len(rates) == 1 else replace(rule, rates=rates)
 
     def uses_all(self, plan: Plan) -> bool:
         """Return whether all samples are used; the probing step chooses among them itself."""
@@ -88,12 +89,14 @@ class Worker:
         found = defaultdict[tuple[int, float, int], list[ClientTask]](list)
         places = np.searchsorted(plan.clients, [task.client for task in tasks])
         steps = plan.steps[places] if len(plan.steps) else np.zeros(len(places), np.int64)
+        cut = self.config.devices is not None and self.config.devices.late == "partial"  # the first steps of all
         for task, count in zip(tasks, steps.tolist(), strict=True):
-            taken = count or (step_count(rule, task_size(task, self.sizes)) if by_step else 0)
+            whole = by_step and (cut or not count)
+            taken = step_count(rule, task_size(task, self.sizes)) if whole else count
             found[count, plan.rate_of(task.client), taken].append(task)
         groups = []
         for (count, lr, taken), group in found.items():
-            own = replace(rule, lr=lr, epochs=None if count else rule.epochs, steps=count or rule.steps)
+            own = replace(rule, lr=lr, epochs=None if count and not cut else rule.epochs, steps=count or rule.steps)
             groups.append((self.at_steps(plan, own, taken), group))
         return groups
 

@@ -46,7 +46,7 @@ class LocalRule:
     # Adam resets for every client and round, unless its state is handed on; "own" is a custom optimizer
     optimizer: Literal["sgd", "adam", "own"] = "sgd"
     lr: float = 0.05  # η of this round
-    # Passes over the data, or a number of steps on freshly drawn samples: exactly one of the two
+    # Passes over the data, or a number of steps on freshly drawn samples; both: the first so many steps of the passes
     epochs: int | None = 1
     steps: int | None = None
     batch_size: int | None = 10  # None: the whole (sampled) local set
@@ -61,8 +61,8 @@ class LocalRule:
     dropout: bool = True  # False disables dropout layers, as in probes of clients
 
     def __post_init__(self) -> None:
-        if (self.epochs is None) == (self.steps is None):
-            raise ValueError("a local rule has either epochs or steps")
+        if self.epochs is None and self.steps is None:
+            raise ValueError("a local rule has epochs or steps")
 
     def at(self, number: int) -> LocalRule:
         """Return the rule with the learning rate of step `number` (from 1)."""
@@ -155,11 +155,12 @@ def step_count(rule: LocalRule, n: int) -> int:
     """Return the number of steps of a client with n samples, without drawing any randomness."""
     if n == 0:
         return 0
-    if rule.steps is not None:
+    if rule.epochs is None:
+        assert rule.steps is not None
         return rule.steps
-    assert rule.epochs is not None
     size = batch_rows(rule, n)
-    return rule.epochs * (n // size if rule.drop_last else -(-n // size))
+    steps = rule.epochs * (n // size if rule.drop_last else -(-n // size))
+    return steps if rule.steps is None else min(steps, rule.steps)
 
 
 def needs_order(rule: LocalRule, n: int) -> bool:
@@ -179,8 +180,10 @@ def passes(rule: LocalRule, n: int, generator: np.random.Generator | None) -> It
         raise ValueError("batches smaller than the local set need a generator")
     size = batch_rows(rule, n)
     if rule.epochs is not None:
-        for _ in range(rule.epochs):
-            yield generator.permutation(n)[: n - n % size if rule.drop_last else n]
+        left = step_count(rule, n)
+        while left > 0:
+            yield generator.permutation(n)[: n - n % size if rule.drop_last else n][: left * size]
+            left -= n // size if rule.drop_last else -(-n // size)
         return
     assert rule.steps is not None
     for first in range(0, rule.steps, STEPS_DRAWN_TOGETHER):

@@ -21,8 +21,8 @@ Columns = dict[str, AnyArray]
 """Columns of one length by name.
 
 Evaluations: int64 "round", "client", "samples" (evaluated), "training_samples", "times_used" (in how many rounds the
-client was selected), float64 "loss", "accuracy", and the same with "tuned_" and "personal_", as far as there are such
-numbers, and int64 "copy" with `model.copies`.
+client was selected), float64 "loss", "accuracy", and the same with "tuned_" and "personal_", "joules", and int64
+"bytes" and "copy", as far as there are such numbers.
 Events: int64 "round", float64 "seconds", text "event" (start, arrival, lost), int64 "client", "version"."""
 
 TABLES = CLIENTS, EVENTS = "clients.parquet", "events.parquet"

@@ -29,11 +29,12 @@ AXES = {
     "megabytes": "megabytes on the simulated links",
     "seconds": "seconds",
     "virtual_seconds": "simulated seconds",
+    "joules": "joules",
 }
 """Quantities on the horizontal axis of a curve."""
-UNITS = dict(zip(AXES, ("rounds", "samples", "MB", "seconds", "simulated s"), strict=True))
+UNITS = dict(zip(AXES, ("rounds", "samples", "MB", "seconds", "simulated s", "J"), strict=True))
 LESS_IS_BETTER = re.compile(
-    r"(loss|error|perplexity|mae|rmse|seconds|gini|divergence|drift|clipped_fraction|_std)$"
+    r"(loss|error|perplexity|mae|rmse|seconds|joules|gini|divergence|drift|clipped_fraction|_std)$"
     r"|^(kl_|bytes|stratum_spread|client_loss_|client_(tuned_|personal_)loss_)|epsilon"
 )
 MORE_IS_BETTER = re.compile(r"_jain$|^(client_use_effective|clients_used)$")
@@ -60,8 +61,9 @@ def spent(records: Sequence[Record]) -> dict[str, Floats]:
         "megabytes": np.cumsum(megabytes, dtype=np.float64),
         "seconds": np.cumsum([record.get("seconds") or 0.0 for record in records], dtype=np.float64),
     }
-    if records and all(record.get("virtual_seconds") is not None for record in records):
-        found["virtual_seconds"] = np.cumsum([record["virtual_seconds"] for record in records], dtype=np.float64)
+    for name in ("virtual_seconds", "joules"):
+        if records and all(record.get(name) is not None for record in records):
+            found[name] = np.cumsum([record[name] for record in records], dtype=np.float64)
     return found
 
 

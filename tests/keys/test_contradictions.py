@@ -28,6 +28,7 @@ LEARNS = "server.weights=q-ffl"
 ATTACK = "clients.attack_fraction=0.2 attack"
 RESIDUALS = "compression=int8 compression.error_feedback=true"
 PARTLY = "samples.budget=50 samples.sampler"
+INTERVALS = "clients.availability=intervals clients.availability.file=unread.csv"
 RATIO = "samples.sampler=ratio samples.sampler.ratio=0.5"
 PRIVATE = "samples.size.estimate=randomized-response"
 UNBIASED = "server.weights=unbiased clients.availability"
@@ -93,6 +94,7 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
     "server.weights, clients.availability": (
         [
             f"{UNBIASED}=label-group clients.availability.by_label=[0.5,0,1]",
+            f"server.weights=unbiased devices=true {INTERVALS}",
         ],
         [
             f"{UNBIASED}=label-group clients.availability.by_label=[0.5,1,1]",
@@ -100,6 +102,20 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
             "server.weights=unbiased",
         ],
     ),
+    "clients.availability": ([INTERVALS], [f"devices=true {INTERVALS}"]),
+    "server.weights, devices.deadline": (
+        ["server.weights=unbiased devices.deadline=9"],
+        ["server.weights=normalized devices.deadline=9", "server.weights=unbiased devices=true"],
+    ),
+    **{
+        f"{key}, {other}": ([f"{settings} {those}"], [settings])
+        for key, settings in {
+            "devices.deadline": "devices.deadline=9",
+            "devices.power": "devices.power=true",
+            "clients.availability": f"devices=true {INTERVALS}",
+        }.items()
+        for other, those in {"samples.sampler": "samples.sampler=fedbalancer", "topology": RELAYS}.items()
+    },
     "topology.regroup, clients.sampler": (
         [f"{RELAYS} topology.regroup=once"],
         [f"{RELAYS} topology.regroup=every-round", "preset=astraea topology.regroup=once clients.sampler=all"],
@@ -228,7 +244,7 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
         [f"{NOISED} privacy.adaptive_clip=true"],
     ),
     "clients.availability, privacy.noise_multiplier": (
-        [f"{NOISED} clients.availability={OWN}:larger_half"],
+        [f"{NOISED} clients.availability={OWN}:larger_half", f"{NOISED} devices=true {INTERVALS}"],
         [f"{NOISED} clients.availability=bernoulli", f"{CLIPPED} clients.availability={OWN}:larger_half"],
     ),
     "samples.sampler, privacy.noise_multiplier": (

@@ -346,7 +346,20 @@ EFFECTS: dict[str, dict[str, str]] = {
             "yogi": ("lr", "beta1", "tau", "beta2"),
         }.items()
     },
-    CLOCK: {"devices.speed": "constant lognormal record"},
+    CLOCK: {"devices.speed": "constant lognormal record", "devices.power": "false true record"},
+    f"{CLOCK} devices.speed.median=40": {"devices.deadline": "9 3 clients"},
+    f"{CLOCK} devices.speed.median=40 devices.deadline=3": {"devices.late": "lost partial clients"},
+    f"{CLOCK} clients.availability=intervals": {
+        "clients.availability.file": "tests/keys/intervals.csv tests/keys/other_intervals.csv clients"
+    },
+    f"{CLOCK} rounds=4 devices.speed.median=9 clients.availability=intervals "
+    "clients.availability.file=tests/keys/other_intervals.csv": {"clients.availability.period": "41 99 record"},
+    **{
+        f"{CLOCK} devices.power=true devices.power.{phase}=table devices.power.{phase}.column=speed": {
+            f"devices.power.{phase}.file": "tests/keys/devices.csv tests/keys/other_devices.csv record"
+        }
+        for phase in ("download", "training", "upload")
+    },
     f"{CLOCK} devices.speed=lognormal": {"clients.over_selection": "1 2 clients"},
     f"{FREE} devices.speed=constant": {"devices.speed.median": "1000 50 record"},
     f"{FREE} devices.speed=lognormal": {"devices.speed.sigma": "0 2 record", "devices.speed.median": "1000 50 record"},
@@ -420,6 +433,7 @@ def test_every_key_and_every_option_has_a_row():
         for link in ("upload", "download")
         for key in ("", ".rates", ".shares", ".file", ".column")
     }
+    links |= {key for key, *_ in key_descriptions() if key.startswith("devices.power.")}
     rows = {key for key, *_ in key_descriptions() if not key.startswith("[") and " = " not in key}
     untried = (rows | tables) - {key for _, key in tried} - links - {"devices.download.sigma", "samples.size"}
     assert sorted(untried) == sorted(ELSEWHERE)

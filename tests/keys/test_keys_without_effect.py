@@ -58,6 +58,8 @@ NOWHERE: dict[str, list[str]] = {
     "clients.attack_fraction=0.5": [SOME],
     "attack.scale=2": [SOME, f"{SOME} attack=label-flip"],
     "clients.over_selection=2": [SOME],
+    "devices.late=partial": [CLOCK, SOME],
+    "clients.availability.period=9": [SOME],
     "devices.speed.median=9": [f"{CLASSES} devices.speed.rates=[1] devices.speed.shares=[1]"],
     "devices.speed.sigma=2": [SOME, CLOCK],
     "devices.speed.rates=[1]": [SOME, CLOCK],

@@ -43,8 +43,8 @@ NEEDED: dict[str, dict[str, Any]] = {
 """Settings that a component needs, and choices that go with it."""
 WRITTEN = {part.name: part for part in fedmpi.components("data set") if part.name != "digits"}
 """Data sets whose readers need files; tests/data_prep reads such."""
-OF_TABLES = ("table",)
-"""Components that read a row per client from a file; tests/clients/test_devices.py reads such files."""
+OF_TABLES = ("table", "intervals")
+"""Components that read rows of the clients from a file; tests/clients read such files."""
 PARTS = [
     (part, NEEDED.get(f"{part.kind} {part.name}", {}))
     for part in fedmpi.components()
