@@ -160,12 +160,14 @@ class WeightedCrossEntropy(CrossEntropyLoss):
                 f"task.loss.class_weights has {len(given)} weights for {classes} classes. Give one per class"
             )
         self.of_classes = torch.tensor(given, dtype=torch.float64)
+        self._copies: dict[Any, Tensor] = {}
 
     def at(self, place: Tensor) -> Tensor:
         """Return the weights (C,) in the type of a tensor and on its device."""
-        if (self.of_classes.dtype, self.of_classes.device) != (place.dtype, place.device):
-            self.of_classes = self.of_classes.to(place)
-        return self.of_classes
+        key = place.dtype, place.device
+        if key not in self._copies:
+            self._copies[key] = self.of_classes.to(place)
+        return self._copies[key]
 
     def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return functional.cross_entropy(outputs, targets, self.at(outputs), reduction="none")
@@ -177,7 +179,7 @@ class WeightedCrossEntropy(CrossEntropyLoss):
         return float(functional.cross_entropy(outputs, targets, self.at(outputs), reduction="sum"))
 
     def weights(self, targets: Tensor) -> Tensor:
-        return self.of_classes.to(targets.device)[targets].double()
+        return self.of_classes.to(targets.device)[targets]
 
 
 CROSS_ENTROPY = CrossEntropyLoss(resolve("loss", cross_entropy))

@@ -84,7 +84,7 @@ def test_class_weights_give_torchs_weighted_mean(kind: Callable):
     assert relative_error(update, expected) < 1e-12
     assert report.loss_sum == pytest.approx(mean, rel=1e-12)
     net = model.copy(model.initial)
-    error = float(torch.nn.functional.cross_entropy(net(source.x), source.y, weight))
+    error = torch.nn.functional.cross_entropy(net(source.x), source.y, weight).item()
     assert evaluate(net, source.x, source.y, 7, loss).loss == pytest.approx(error, rel=1e-12)
 
 
