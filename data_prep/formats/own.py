@@ -466,7 +466,7 @@ def of_arrays(raw: Path | str, arrays: Arrays, options: ReadOptions) -> OwnData:
     if "x" not in arrays or "y" not in arrays or ("x_test" in arrays) != ("y_test" in arrays):
         raise UserError(
             f"{raw} holds the arrays {', '.join(arrays) or 'none'}, but x and y are needed, and x_test and y_test go "
-            "together. Save them under these names: numpy.savez('mine.npz', x=..., y=..., x_test=..., y_test=...)."
+            "together. Save them under these names."
         )
     meant = [name for name in (*MEMBERS, options.split) if name in arrays]
     unused = tuple((other, "no array of this name has a meaning") for other in arrays if other not in meant)

@@ -177,7 +177,7 @@ class ClientArrays:
                 x, y, self.val_offsets = _by_owner(x, y, owner, count)
                 self.val = x, y
         try:
-            self.description = self._describe(classes or len(self.class_names) or None, vocabulary, mean, std)
+            self.description = self._describe(classes, vocabulary, mean, std)
         except ValidationError as error:
             raise UserError(f"{NAME}: {first_problem(error)}") from None
         known, held = self.description.classes, len(self.class_names)
@@ -342,11 +342,11 @@ class ClientArrays:
         least = min(int(y.min()) for _, y in self._parts().values())
         found = max(int(y.max()) for _, y in self._parts().values()) + 1
         _need(
-            self.targets == "tokens" or classes is not None or least <= 0,
+            self.targets == "tokens" or classes is not None or self.class_names or least <= 0,
             f"the labels are {least} to {found - 1}, so class 0 has no sample. Subtract {least} from all labels, or "
             f"pass classes={found}.",
         )
-        return classes or max(2, found, (vocabulary or 0) if self.targets == "tokens" else 0)
+        return classes or max(2, len(self.class_names), found, (vocabulary or 0) if self.targets == "tokens" else 0)
 
     def _describe(
         self,

@@ -36,11 +36,11 @@ from fedmpi.results.comparison import (
     table_of,
 )
 from fedmpi.results.loading import (
-    OF_NO_MATTER,
     OneRun,
     SeedGroup,
     differing,
     grouped,
+    matters,
     notes_on,
     read_runs,
     shortened,
@@ -240,7 +240,7 @@ def _compared(comparison: Comparison) -> list[Item]:
 
 def _settings(shown: Shown, groups: Sequence[SeedGroup]) -> list[Item]:
     tables = [group.first.table for group in groups]
-    apart = [key for key in differing(tables) if key != "seed" and not key.startswith(OF_NO_MATTER)]
+    apart = [key for key in differing(tables) if matters(key)]
     columns: Columns = {"key": apart}
     for label, table in zip(shown.labels, tables, strict=True):
         columns[label] = [table_value(table.get(key)) for key in apart]

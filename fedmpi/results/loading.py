@@ -32,7 +32,8 @@ DATA = "data.source"
 BARE = ("preset", DATA, "model")
 """Keys whose values say enough without the key."""
 OF_NO_MATTER = tuple(key for key in MAY_CHANGE if key != "rounds")
-"""Keys that change nothing about what is learned."""
+"""Keys that change nothing about what is learned, except those of `STOPPING`."""
+STOPPING = ("evaluation.patience", "evaluation.min_delta")
 
 
 # --- runs in their folders ---
@@ -237,9 +238,12 @@ def _value(run: OneRun, key: str, labels: Collection[str] = ()) -> str | None:
 
 
 def _differing(runs: Sequence[OneRun]) -> list[str]:
-    """Return keys in which runs differ, without the seed and those that change nothing about what is learned."""
-    keys = differing([run.table for run in runs])
-    return [key for key in keys if key != "seed" and (key == "evaluation.on" or not key.startswith(OF_NO_MATTER))]
+    return [key for key in differing([run.table for run in runs]) if key == "evaluation.on" or matters(key)]
+
+
+def matters(key: str) -> bool:
+    """Check whether a key changes what is learned, other than by chance as the seed does."""
+    return key != "seed" and (key in STOPPING or not key.startswith(OF_NO_MATTER))
 
 
 def _with_names_of_data(runs: Sequence[OneRun]) -> list[OneRun]:

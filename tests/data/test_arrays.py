@@ -250,7 +250,7 @@ def test_class_names_are_saved_and_shown(tmp_path: Path) -> None:
     )
     assert several.store.manifest.class_names == names
     for wrong, said in (
-        ({"class_names": names[:2]}, "2"),
+        ({"class_names": names[:2]}, "class_names has 2 names, but there are 3 classes"),
         ({"class_names": names, "targets": "regression"}, "no effect"),
     ):
         with pytest.raises(UserError, match=said):

@@ -245,6 +245,11 @@ def test_runs_on_other_data_or_evaluated_otherwise_are_not_compared() -> None:
     assert "are not compared" in rendered(found)
 
 
+def test_runs_that_end_early_otherwise_are_rows_of_their_own() -> None:
+    runs = [run(table={"evaluation.patience": patience, "seed": seed}) for patience in (1, 3) for seed in (0, 1)]
+    assert [row.group.label for row in compare_runs(runs).rows] == ["patience = 1", "patience = 3"]
+
+
 DATA = {
     "a partition for each seed": ([("mnist-dir0.1-0", "", 0), ("mnist-dir0.1-1", "", 1)], ["mnist-dir0.1-{seed}"]),
     "one folder of several seeds": ([("mnist10", "", 10), ("mnist10", "", 0), ("mnist", "", 0)], ["mnist10", "mnist"]),
