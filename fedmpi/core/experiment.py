@@ -61,7 +61,7 @@ from fedmpi.local.engines import choose_engine
 from fedmpi.local.hooks import Hooks, make_hooks
 from fedmpi.local.measures import ClientMeasures, SampleMeasures, make_probe
 from fedmpi.local.observer import UpdateObserver
-from fedmpi.local.sequential import LocalEngine
+from fedmpi.local.sequential import LocalEngine, SequentialEngine
 from fedmpi.local.traits import forward_traits
 from fedmpi.mediators.groups import mediator_groups
 from fedmpi.models.flat import FlatModel
@@ -172,7 +172,8 @@ class Experiment:
         forward_traits(model, description)
         check_batches(config, data.sizes, model.least)
         hooks = make_hooks(config, model, streams, store.clients)
-        engine = choose_engine(config, model, data.trained_on, streams, cluster.rank, observer, hooks)
+        sequential = SequentialEngine(model, data.trained_on, streams, cluster.rank, observer, hooks)
+        engine = choose_engine(config, sequential)
         worker = _worker(config, streams, data, layout, engine, hooks)
         trainer = (AsyncTrainer if config.topology.name == "async" else Trainer)(
             config, cluster, engine, worker, observer, hooks

@@ -11,15 +11,13 @@ import numpy as np
 
 from fedmpi.common.decorators import UPDATES
 from fedmpi.common.errors import UserError
-from fedmpi.common.streams import Streams
 from fedmpi.data.schema import DataDescription
-from fedmpi.data.source import DataSource
 from fedmpi.local.hooks import Hooks
 from fedmpi.local.merged import MergedEngine
 from fedmpi.local.optimizers import is_plain_sgd, rule_of
 from fedmpi.local.sequential import LocalEngine, SequentialEngine
 from fedmpi.local.traits import forward_traits
-from fedmpi.local.work import Observer, batch_rows
+from fedmpi.local.work import batch_rows
 from fedmpi.models.flat import FlatModel
 from fedmpi.models.isolation import why_untraceable
 from fedmpi.tasks.losses import LOSS_ALONE
@@ -35,23 +33,14 @@ LARGEST_BATCH = 64 << 20
 """Bytes of a client's activations on a CPU above which batching gains nothing: less than those of resnet18."""
 
 
-def choose_engine(
-    config: Config,
-    model: FlatModel,
-    source: DataSource,
-    streams: Streams,
-    rank: int = 0,
-    observer: Observer | None = None,
-    hooks: Hooks | None = None,
-) -> LocalEngine:
+def choose_engine(config: Config, sequential: SequentialEngine) -> LocalEngine:
     """Return the engine that `local.engine` names, or for "auto" the one that fits."""
-    wanted = config.local.engine
+    wanted, model, source = config.local.engine, sequential.model, sequential.source
     forward_traits(model, source.description)  # rejects a model that does not fit the data, on every rank
-    sequential = SequentialEngine(model, source, streams, rank, observer, hooks)
     named = f'{wanted}: as local.engine = "{wanted}" says'
     if wanted == "sequential":
         return LocalEngine(sequential, sequential, named)
-    not_batched = _why_one_by_one(config, model, hooks) or why_not_batched(model, source.description)
+    not_batched = _why_one_by_one(config, model, sequential.hooks) or why_not_batched(model, source.description)
     if wanted == "batched":
         if not_batched is not None:
             raise UserError(f'local.engine = "batched" is not possible here: {not_batched}; choose "auto"')

@@ -445,7 +445,19 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return Runs(tmp_path_factory.mktemp("runs"))
 
 
-@pytest.mark.parametrize(("base", "key", "one", "other", "first"), ROWS, ids=[f"{row[1]} {row[0]}" for row in ROWS])
+def is_inherited(base: str, key: str) -> bool:
+    """Check whether `oort` has an option from `oort-loss`, where it has a row as well."""
+    [by_loss] = [part for part in components("client sampler") if part.name == "oort-loss"]
+    return "=oort " in base and key.rpartition(".")[2] in by_loss.own
+
+
+@pytest.mark.parametrize(
+    ("base", "key", "one", "other", "first"),
+    [
+        pytest.param(*row, id=f"{row[1]} {row[0]}", marks=pytest.mark.slow if is_inherited(*row[:2]) else ())
+        for row in ROWS
+    ],
+)
 def test_a_key_changes_a_run(base: str, key: str, one: str, other: str, first: str, runs: Runs):
     option = rf'task.metrics=[{{name="\1",{key.rpartition(".")[2]}='  # of one of several components
     settings = [

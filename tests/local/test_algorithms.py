@@ -329,7 +329,8 @@ def test_what_is_no_algorithm_is_rejected() -> None:
 def test_the_engine_says_why_an_algorithm_is_not_merged_or_batched(algorithm: str, said: str) -> None:
     model, source = world(dtype=torch.float32)
     config = load_config(None, ["clients.sampler=all"])
-    assert said in choose_engine(config, model, source, STREAMS, hooks=make(algorithm, model)).description
+    engine = SequentialEngine(model, source, STREAMS, hooks=make(algorithm, model))
+    assert said in choose_engine(config, engine).description
 
 
 def test_feddyn_rejects_a_cohort_that_counts_a_client_twice_by_name() -> None:

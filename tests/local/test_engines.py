@@ -184,7 +184,7 @@ MIXED = [3, 20, 10, 1, 37, 8]
 
 def chosen(source: InMemorySource, model: FlatModel, observer: Any = None, **parts: Any) -> LocalEngine:
     config = Config.model_validate({"clients": {"sampler": "all"}, **parts})
-    return choose_engine(config, model, source, STREAMS, observer=observer)
+    return choose_engine(config, SequentialEngine(model, source, STREAMS, observe=observer))
 
 
 @pytest.mark.parametrize("engine", ["auto", "sequential", "batched"])
