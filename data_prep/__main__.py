@@ -25,6 +25,7 @@ from pydantic.fields import FieldInfo
 from rich.console import Console
 
 from data_prep.datasets import DATASETS, data_set
+from data_prep.formats.traces import device_table, interval_table, write_tables
 from data_prep.output import FULL, check_folder
 from data_prep.partitions import Request, completed
 from data_prep.partitions import partition as partition_by
@@ -47,7 +48,7 @@ WIDEST = 120
 INDENT = 4
 # ClickException of whichever copy of click this typer carries.
 CommandLineError: Any = typer.BadParameter.__mro__[2]
-COMMANDS = ("list", "prepare", "augment")
+COMMANDS = ("list", "prepare", "augment", "traces")
 HELP = (
     "Prepare federated data sets: official files in, HDF5 shards out.\n\n"
     "`python -m data_prep list` shows data sets and partitions; `python -m data_prep DATASET ...` is short for "
@@ -219,6 +220,30 @@ def augment(
     print(f"{out}: {original} samples and {copied} copies, storage overhead {done.overhead:.1%}")
     chosen = f'rebalance.alpha = {part.alpha}, rebalance.copies = "{part.copies}"'
     print(f'train on it with rebalance.mode = "stored", {chosen}')
+
+
+@app.command("traces")
+def traces(
+    clients: Annotated[int, typer.Option(metavar="N", min=1, max=2**30, help="Number of clients.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", parser=named_folder, help="Output folder.")],
+    devices: Annotated[Path | None, typer.Option(metavar="FILE", help="FedScale's client_device_capacity.")] = None,
+    availability: Annotated[Path | None, typer.Option(metavar="FILE", help="FedScale's client_behave_trace.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace earlier tables in DIR.")] = False,
+) -> None:
+    """Convert FedScale's traces of devices and availability to tables for simulated time.
+
+    Writes devices.parquet for `devices.speed`, `.upload` and `.download`, and availability.parquet for
+    `clients.availability`.
+
+    Example: python -m data_prep traces --devices client_device_capacity --clients 100 --out traces
+    """
+    readers = {"devices": (devices, device_table), "availability": (availability, interval_table)}
+    tables = {name: read(path, clients) for name, (path, read) in readers.items() if path is not None}
+    if not tables:
+        raise UserError("give --devices FILE, --availability FILE, or both")
+    write_tables(out, tables, overwrite)
+    for name, columns in tables.items():
+        print(f"{out / name}.parquet: {len(columns['client']):,} rows of {clients:,} clients")
 
 
 def command_of(context: typer.Context) -> str:
