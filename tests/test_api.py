@@ -29,6 +29,7 @@ from fedmpi.config import load_config
 from fedmpi.config.loading import given_config
 from fedmpi.data.opening import open_store
 from fedmpi.data.schema import DataDescription
+from fedmpi.records.history import BestRound
 from tests.end_to_end.runs import TIMINGS
 from tests.mpi.launch import REPOSITORY
 
@@ -348,6 +349,11 @@ def test_patience_ends_a_run_after_the_same_round_when_resumed_and_the_best_mode
     assert longer.finished and "ended_because" not in longer.summary
     assert untimed(longer.records)[-1] == untimed(forever.records)[-1]
     assert same_values(longer.best_model, forever.best_model)
+
+
+def test_the_first_of_equally_good_rounds_is_the_best():
+    rounds = BestRound(given_config("fedavg", {}), [{"round": t, "test_accuracy": 0.5} for t in range(3)])
+    assert rounds.record["round"] == 0 and rounds.waited == 2
 
 
 def test_on_round_gets_a_copy_of_the_model_and_is_rejected_if_it_takes_something_else(plain: fedmpi.Run):

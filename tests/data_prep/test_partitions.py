@@ -182,6 +182,12 @@ def test_dirichlet_draws_again_until_every_client_has_enough_samples_or_says_tha
         assert draw("dirichlet", labels, 10, 20, alpha=0.5, by=by, min_samples=60).sizes.min() >= 60
     first = draw("dirichlet", labels, 10, 20, alpha=10.0)  # enough at once: the same draw
     assert np.array_equal(draw("dirichlet", labels, 10, 20, alpha=10.0, min_samples=60).rows, first.rows)
+    least = int(first.sizes.min())
+    once = draw("dirichlet", labels, 10, 20, alpha=10.0, min_samples=least, redraws=0)
+    assert np.array_equal(once.rows, first.rows)
+    assert draw("dirichlet", labels, 10, 20, alpha=10.0, min_samples=least + 1, redraws=99).sizes.min() > least
+    with pytest.raises(UserError, match="fewer than 1 samples"):
+        draw("dirichlet", labels, 10, 20, alpha=0.01, min_samples=1, redraws=0)
     with pytest.raises(UserError, match=r"each of 11 draws has fewer than 200 samples \(\d+ in the last draw\)"):
         draw("dirichlet", labels, 10, 20, alpha=0.1, min_samples=200)
     with pytest.raises(UserError, match="6000 samples are too few for 20 clients with 301 each"):
