@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmpi.clients.availability import FOREVER
 from fedmpi.clients.cohort import Cohort, cohort_size
 from fedmpi.clients.devices import survivors
 from fedmpi.clients.turnout import CohortDraw
@@ -132,7 +133,16 @@ class PlaceDraw(CohortDraw):
             raise refuse_result(self.sampler.part, problem, t)
         rate, key = self.config.clients.failure_rate, t + (turn << 32)
         arriving = survivors(self.streams, key, cohort, len(self.sizes), rate).clients
-        return cohort, self.seconds_of(clients, self.sizes[clients]), ~np.isin(clients, arriving)
+        seconds, lost = self.seconds_of(clients, self.sizes[clients]), ~np.isin(clients, arriving)
+        if self.availability.leaves:
+            stays = self.availability.until(self._all(t))[clients]
+            seconds, lost = np.minimum(seconds, stays), lost | (seconds > stays)
+        return cohort, seconds, lost
+
+    def returns(self, t: int) -> float:
+        """Return the simulated time at which a client becomes available again, if none is; infinite if none does."""
+        until = self.availability.until(self._all(t)).min() if self.availability.leaves else FOREVER
+        return self.clock + self._after(until) if until < FOREVER else np.inf
 
     def _wanted_of(self, clients: int) -> int:
         topology: Any = self.config.topology

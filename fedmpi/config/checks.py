@@ -111,7 +111,7 @@ def _measured(c: ConfigTables) -> Rows:
         "clients.availability": _leaves(c),
     }.items():
         yield times and late, f"{key} samples.sampler", f'{CHOSEN_LATE}. Set samples.sampler = "all"'
-        yield times and c.topology.name != "star", f"{key} topology", "only a star counts the time of single clients"
+        yield times and _mediators(c), f"{key} topology", "only a star counts the time of single clients"
     yield _leaves(c) and c.devices is None, "clients.availability", "it follows simulated time. Set devices = true"
     timed = bool({"seconds", *TRANSFERS} & {*needs, *measures}) and c.devices is None
     yield timed, "clients.sampler", "it draws by seconds, which only simulated time counts. Set devices = true"
@@ -150,6 +150,8 @@ def _asynchronous(c: ConfigTables) -> Rows:
         ("clients.sampler", c.clients.sampler.name == "shuffled", "its epochs have rounds of equal cohorts"),
         ("clients.sampler", bool(needs - {"history", "seconds"}), f"it measures clients, and {APART}"),
         ("clients.over_selection", c.clients.over_selection > 1, "no round ends before all updates have arrived"),
+        ("devices.deadline", c.devices is not None and c.devices.deadline is not None, "set topology.period instead"),
+        ("devices.power", c.devices is not None and c.devices.power is not None, "energy is counted in a star only"),
         ("samples.sampler", c.samples.sampler.name != "all", "it draws the samples of all clients of a round together"),
         ("server.weights", learns, f'{APART}. Set server.weights = "uniform" or "samples"'),
         ("privacy.clip_norm", c.privacy.clip_norm is not None, "no account of ε counts updates of several rounds"),

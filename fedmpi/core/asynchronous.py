@@ -112,6 +112,9 @@ class AsyncPlanner(Planner):
         while len(due) < self.topology.size:
             if queue.clock < min(queue.following, end):
                 turn += self._fill(t, turn)
+            if queue.following == np.inf and (returns := self.cohorts.returns(t)) < end:
+                queue.clock = returns  # no client is available before
+                continue
             if queue.following > end or queue.following == np.inf:
                 break
             start = queue.pop()

@@ -109,6 +109,23 @@ def test_more_places_than_clients_are_rejected():
         fedmpi.run({**SMALL, "topology": "async", "devices": True})
 
 
+def test_clients_start_while_they_are_available_and_are_lost_when_they_leave(tmp_path: Path):
+    rows = [(k, start, start + length) for k in range(14) for start, length in ((0.02 * (k % 3), 0.1), (5.0 + k, 0.08))]
+    (tmp_path / "intervals.csv").write_text("client,start,end\n" + "".join(f"{k},{a},{b}\n" for k, a, b in rows))
+    there = {"clients.availability": "intervals", "clients.availability.file": str(tmp_path / "intervals.csv")}
+    run = fedmpi.run({**SMALL, **FLYING, **there, "devices.speed": "lognormal", "topology.in_flight": 9, "rounds": 9})
+    columns = (run.events[name].tolist() for name in ("seconds", "event", "client"))
+    started, seen = {}, set()
+    for seconds, event, client in zip(*columns, strict=True):
+        seen.add(event)
+        if event == "start":
+            [started[client]] = [(a, b) for k, a, b in rows if k == client and a <= seconds < b]
+        else:
+            end = started.pop(client)[1]
+            assert seconds <= end + 1e-9 and (event != "lost" or seconds == pytest.approx(end, abs=1e-9))
+    assert seen == {"start", "arrival", "lost"} and seconds > 5
+
+
 def test_a_server_without_available_clients_steps_on_and_waits():
     nobody = {"clients.availability": "bernoulli", "clients.availability.probability": 1e-9, "devices": True}
     run = fedmpi.run({**SMALL, **FLYING, **nobody, "topology.buffer": None, "topology.period": 2.0})

@@ -74,6 +74,8 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
             "privacy.clip_norm": (["privacy.clip_norm=1"], []),
             "logging.diagnostics": (["logging.diagnostics=true"], []),
             "compression.error_feedback": ([RESIDUALS], ["compression=int8", f"{ATTACK}=noise", MEDIAN]),
+            "devices.deadline": (["devices.deadline=5"], []),
+            "devices.power": (["devices.power=true"], []),
             "local.personal": (['local.personal=["*weight"]'], []),
             "model.copies": (["model.copies=2"], []),
             "local.algorithm": (["local.algorithm=scaffold", "local.algorithm=fednova"], ["local.proximal_mu=1"]),
