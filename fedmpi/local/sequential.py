@@ -250,7 +250,7 @@ class SequentialEngine:
         sparse = not fixed and rule.optimizer == "sgd" and rule.clip_norm is None and self.model.sparse_pays(tokens)
         loss_of = None if own is None else own.loss
         masked = self.model.has_dropout and self.model.masks.source is self.model.sent
-        kind = rule.optimizer, masked, rule.proximal_mu > 0, correction is None, rule.clip_norm
+        kind = rule.optimizer, self.model.active, masked, rule.proximal_mu > 0, correction is None, rule.clip_norm
         own_count = self.model.own_parameters
         clip, scale = rule.clip_norm, factor if rule.clip_norm is None else None
 

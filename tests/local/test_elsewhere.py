@@ -74,6 +74,7 @@ RUNS = {
     "scaffold": (*SIDE_BY_SIDE, "local.algorithm=scaffold"),
     "mediators": (*FEDAVG, *(f"topology{of}" for of in ("=mediators", ".keep_optimizer=true")), "local.optimizer=adam"),
     "scaffold, sequential": (*FEDAVG, "local.algorithm=scaffold", "evaluation.clients=all"),
+    "copies": (*FEDAVG, "model.copies=3", "local.batch_size=8"),
 }
 MORE_RUNS = {
     "private": (*FEDAVG, "server.weights=uniform", "privacy.clip_norm=1", "privacy.noise_multiplier=1"),
