@@ -26,12 +26,13 @@ from fedmpi.common.registry import Component, is_digits
 from fedmpi.config.base import ALTERNATIVES, Table, Values
 from fedmpi.config.checks import contradiction
 from fedmpi.config.keys import all_keys, owners_of, unknown_key, without_effect
-from fedmpi.config.tables import ConfigTables
+from fedmpi.config.tables import ConfigTables, ModelOptions
 
 Layer = tuple[str, Mapping[str, Any]]
 """Origin of values, for messages, and the values, nested or flat."""
 OF_A_SWEEP = ("sweep", "prepare", "base")
 """Keys of a file that describes many runs."""
+OF_EVERY_MODEL = tuple(f"model.{option}" for option in ModelOptions.model_fields)
 
 
 class Config(ConfigTables):
@@ -222,7 +223,8 @@ def put_over(older: Values, newer: Mapping[str, Any]) -> None:
     for key, value in newer.items():
         if value != older.get(key, _default_name(key)):
             for option in [name for name in older if name.startswith(f"{key}.")]:
-                del older[option]
+                if not option.startswith(OF_EVERY_MODEL):
+                    del older[option]
     older.update(newer)
 
 

@@ -211,7 +211,8 @@ class ClientsView:
         table = {} if gathered is None else self._table(plan.round, clients, gathered)
         if self.hooks is not None and self.hooks.personalizes:
             (used,) = self.cluster.broadcast([self.used] if self.cluster.is_server else None)
-            used = used > 0 if self.hooks.kept else np.ones(len(used), bool)
+            used = (used > 0) | (not self.hooks.kept)
+            used &= self.store.sizes >= self.model.least  # without samples, nothing is trained or chosen
             self.hooks.begin(plan.round, w, {})
             if self.homes is not None:
                 trained = clients[used[clients]]
@@ -219,7 +220,8 @@ class ClientsView:
             gathered = self._gathered(self._owned(clients), partial(self._personal, plan, w, used), 5)
             if gathered is not None:
                 table |= {f"personal_{name}": column for name, column in self._scores(gathered).items()}
-                table |= {"copy": gathered[:, 4].astype(np.int64)} if self.model.copies > 1 else {}
+                copy = np.nan_to_num(gathered[:, 4], nan=-1).astype(np.int64)
+                table |= {"copy": copy} if self.model.copies > 1 else {}
         return table or None
 
     def tune(self, plan: Plan, w: Tensor) -> Columns | None:
@@ -242,7 +244,7 @@ class ClientsView:
     def _personal(self, plan: Plan, w: Tensor, used: Bools, clients: Ints) -> Floats:
         """Return the sums (k, 4) of a part's clients, each for its personal model, and the copy of the model it uses.
 
-        They are NaN before the first selection.
+        They are NaN before the first selection, and for clients with too few samples to train on.
         """
         sums = np.full((len(clients), 5), np.nan)
         for place in np.flatnonzero(used[clients]).tolist():

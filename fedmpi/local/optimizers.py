@@ -213,7 +213,7 @@ class Foreign:
     def step(self, gradients: Sequence[Tensor | None]) -> None:
         for parameter, gradient, more in zip(self.parameters, gradients, self._further(), strict=True):
             parameter.grad = gradient.to_dense() if gradient is not None and gradient.is_sparse else gradient
-            if more is not None:
+            if more is not None and (gradient is not None or self.model.active is None):  # not of an unused copy
                 own = more.view_as(parameter)
                 parameter.grad = own.clone() if parameter.grad is None else parameter.grad + own
         with calling(self.own.part):

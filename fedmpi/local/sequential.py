@@ -133,8 +133,11 @@ class SequentialEngine:
         return report
 
     def choose_copy(self, client: int, shared: Tensor, round: int) -> None:
-        """Activate the copy of the model with the lowest loss on a client's training samples (IFCA)."""
+        """Activate the copy of the model with the lowest loss on a client's training samples (IFCA), if it has any."""
         model, losses = self.model, []
+        if not self.source.sizes[client]:
+            model.active = None
+            return
         with named_client(client, self.rank):
             x, y = self.source.load(client, None)
             rows = rows_of_a_pass(model, self.source.description, CHOICE_ROWS)

@@ -36,7 +36,7 @@ def net(description: object) -> nn.Module:
     return Net()
 
 
-def arrays() -> ClientArrays:
+def arrays(sizes: tuple[int, ...] = SIZES) -> ClientArrays:
     """Seven clients whose labels and features differ, each with samples held out."""
     generator = np.random.default_rng(3)
 
@@ -45,11 +45,11 @@ def arrays() -> ClientArrays:
         x = generator.standard_normal((len(owner), 3)) + owner[:, None] / 4
         return x.astype(np.float32), (x[:, 0] > owner / 4).astype(int) + owner % 2, owner
 
-    x, y, owner = drawn(SIZES)
+    x, y, owner = drawn(sizes)
     return ClientArrays(x, y, owner, test=(x[:9], y[:9]), val=drawn(HELD))
 
 
-def run(preset: str, **changed: Any) -> fedmpi.Run:
+def run(preset: str, data: ClientArrays | None = None, **changed: Any) -> fedmpi.Run:
     """Four rounds with full batches, in which not every client is selected."""
     settings = {
         "rounds": ROUNDS,
@@ -63,7 +63,7 @@ def run(preset: str, **changed: Any) -> fedmpi.Run:
         "evaluation.clients": "all",
         **{key.replace("__", "."): value for key, value in changed.items()},
     }
-    return fedmpi.run(preset, settings, data=arrays(), model=net)
+    return fedmpi.run(preset, settings, data=data or arrays(), model=net)
 
 
 def samples(held_out: bool = False) -> list[tuple[Tensor, Tensor]]:
@@ -292,6 +292,29 @@ def test_clients_choose_among_copies_of_the_model_by_their_losses(weights: str) 
     assert done.records[-1]["bytes_client_down"] == 3 * 4 * 3 * size
     outputs = torch.stack([module(held_out[0][0]) for module in done.model]).mean(0)
     assert torch.allclose(done.model(held_out[0][0]), outputs)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", {"name": "sgd", "weight_decay": 0.5}])
+def test_a_copy_that_no_client_chooses_stays_as_it_is(optimizer: Any) -> None:
+    """The preset has two copies of any network."""
+    done = run("ifca", rounds=1, clients__count=1, local__optimizer=optimizer, local__proximal_mu=0.1)
+    stayed = [
+        all(torch.equal(one, start.state_dict()[name]) for name, one in float_state(end).items())
+        for start, end in zip(build(net, {"copies": 2}, None, 0), done.model, strict=True)
+    ]
+    assert sorted(stayed) == [False, True]
+
+
+@pytest.mark.parametrize("preset", ["per-fedavg", "ifca"])
+def test_clients_that_cannot_train_have_no_personal_scores(preset: str) -> None:
+    """Client 2 has no training sample, and batch norm cannot train on the one of client 4."""
+    sizes = (9, 14, 0, 20, 1, 8, 5)
+    done = run(preset, arrays(sizes), rounds=1, local__drop_last=True, evaluation__fine_tune=1)
+    alone = [2, 4]
+    assert np.flatnonzero(np.isnan(done.clients["personal_loss"])).tolist() == alone
+    assert np.isfinite(done.clients["tuned_loss"]).all()
+    if preset == "ifca":
+        assert np.flatnonzero(done.clients["copy"] == -1).tolist() == alone
 
 
 @pytest.mark.parametrize(
