@@ -271,3 +271,9 @@ def test_as_many_steps_fit_as_a_plain_loop_finds() -> None:
             passed, steps, at = passed + size, steps + 1, (at + size) % n
         found = steps_in(*(np.array([v], float) for v in (room, n, batch, n)))
         assert (int(found[0][0]), found[1][0]) == (steps, passed)
+
+
+def test_samplers_that_set_steps_do_not_take_partial_work() -> None:
+    dealt = ["clients.sampler=tests.core.own_work:dealt", "clients.sampler.names=steps", "clients.count=4"]
+    with pytest.raises(UserError, match=r'sets steps in its Cohort\. Set devices\.late = "lost"'):
+        run("data.source=digits:clients=9", *dealt, *PARTIAL)
