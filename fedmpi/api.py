@@ -151,7 +151,7 @@ def run(
     config: str | Path | Mapping[str, Any] | Config,
     overrides: Mapping[str, Any] | None = None,
     *,
-    data: str | Path | ClientArrays | Callable[..., ClientArrays] | None = None,
+    data: str | Path | ClientArrays | Mapping[str, Any] | Callable[..., ClientArrays] | None = None,
     model: str | nn.Module | Callable[..., nn.Module] | None = None,
     out: str | Path | None = None,
     resume: bool = False,
@@ -171,8 +171,9 @@ def run(
     overrides : mapping, optional
         Values by key, as {"rounds": 20, "local.lr": 0.05}, which override those of `config`. A component may be given
         as your own function or class.
-    data : str, Path, ClientArrays or function, optional
-        `data.source`: "digits", a folder of shards, or samples in memory.
+    data : str, Path, ClientArrays, mapping or function, optional
+        `data.source`: "digits", a folder of shards, or samples in memory. {"train": …, "test": …, "validation": …} are
+        datasets of torch or Hugging Face (`ClientArrays.from_datasets`) whose column "user" holds the clients.
     model : str, function or nn.Module, optional
         `model.name`: a built-in name, a function(description, \\*\\*options), or a network, which is copied.
     out : str or Path, optional
@@ -235,6 +236,9 @@ def run(
 def _configured(
     config: str | Path | Mapping[str, Any] | Config, overrides: Mapping[str, Any], data: Any, model: Any
 ) -> Config:
+    if isinstance(data, Mapping):
+        train, test, val = map(data.get, ("train", "test", "validation"))
+        data = ClientArrays.from_datasets(train, "user", test=test, val=val)
     if data is not None and not isinstance(data, str | Path) and not callable(data):
         raise UserError(
             'data is a folder of shards or "digits", fedmpi.ClientArrays(x, y, owner, test=(x, y)), '

@@ -216,7 +216,8 @@ class ClientArrays:
         Parameters
         ----------
         train, test, val : dataset
-            Samples are dicts (columns), or tuples (x, y) or (x_1, x_2, …, y). `val` is optional.
+            Samples are dicts (columns), or tuples (x, y) or (x_1, x_2, …, y). x may be a dict or tuple; y is then
+            column "label", or the last one. `val` is optional.
         owner : str, or array (n,)
             Column that holds each sample's client, also in `val` where that has it; or the clients themselves.
         label : str, optional
@@ -252,7 +253,7 @@ class ClientArrays:
         options |= {what: samples(part) for what, part in parts.items() if what != "train"}
         if val is not None and isinstance(owner, str) and owner in parts["val"]:
             options["val"] = *options["val"], parts["val"][owner]
-        if hasattr(train, "features"):  # Hugging Face's know the names of classes
+        if isinstance(getattr(train, "features", None), Mapping):  # Hugging Face's know the names of classes
             options.setdefault("class_names", getattr(train.features[label], "names", None))
         owner = columns[owner] if isinstance(owner, str) else owner
         return cls(*samples(columns), owner, **options)

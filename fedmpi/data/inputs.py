@@ -6,6 +6,7 @@ handle one array, as for other data; `fedmpi.models.inputs` gives a model its ar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,7 +30,11 @@ def unequal(values: Any) -> bool:
     """Check whether values are sequences of unequal length: a list, or an array of objects."""
     if not isinstance(values, list) and getattr(getattr(values, "dtype", None), "kind", "") != "O":
         return False
-    return len({len(row) for row in values if isinstance(row, list | tuple) or getattr(row, "ndim", 0) > 0}) > 1
+    return len({len(row) for row in values if _is_row(row)}) > 1
+
+
+def _is_row(values: Any) -> bool:
+    return isinstance(values, list | tuple) or getattr(values, "ndim", 0) > 0
 
 
 def lengths(values: Any) -> Ints:
@@ -52,7 +57,8 @@ def padded(what: str, values: Any, length: int, fill: int = 0) -> AnyArray:
 def array_of(what: str, given: Any) -> AnyArray:
     """Return the values of an array, a list, or a tensor on any device."""
     try:
-        return np.asarray(given.numpy(force=True) if hasattr(given, "numpy") and hasattr(given, "device") else given)
+        found = np.asarray(given.numpy(force=True) if hasattr(given, "numpy") and hasattr(given, "device") else given)
+        return np.asarray([*found]) if found.dtype == object and found.ndim and all(map(_is_row, found)) else found
     except Exception as error:  # nested lists of several lengths, tensors without plain values
         reason = " ".join(str(error).split())
         raise UserError(f"{what}: a {type(given).__name__} is no array ({reason}). Give a NumPy array") from None
@@ -94,7 +100,7 @@ def packed(where: str, parts: Mapping[str, Any]) -> tuple[dict[str, AnyArray], t
                 raise UserError(f"{_place(where, part, name)} {problem} {known.shape}")
             if columns and len(kept) != len(columns[0]):
                 raise UserError(f"{where}{part} has {len(columns[0])} samples, but {len(kept)} in {name}")
-            largest = max(0, int(values.max(initial=-1)) + 1) if dtype == "int64" else 0
+            largest = max(0, int(values.max()) + 1) if dtype == "int64" and values.size else 0
             inputs[name] = Input(name, known.shape, dtype, max(known.vocabulary, largest))
             columns.append(kept)
         words[part] = np.concatenate(columns, axis=1)
@@ -114,7 +120,7 @@ def _named(x: Any) -> dict[str, Any]:
 
 def _words(found: str, values: AnyArray) -> tuple[AnyArray, str]:
     """Return values as int32 (n, values of a sample), and the type in which a model receives them."""
-    flat = values.reshape(len(values), -1) if values.ndim else values
+    flat = values.reshape(len(values), math.prod(values.shape[1:])) if values.ndim else values
     if not values.ndim or not flat.shape[1] or values.dtype.kind not in "buif":
         raise UserError(f"{found}; each sample needs numbers. Give token ids instead of texts, or leave it out")
     if values.dtype.kind == "f":
@@ -149,13 +155,23 @@ def columns_of(what: str, dataset: Any) -> dict[str, Any]:
             f"{what} is a {type(dataset).__name__}. Give a dataset with a length and samples by number, such as one "
             'split: datasets["train"]'
         )
-    if hasattr(dataset, "with_format") and hasattr(dataset, "column_names"):
-        return {name: stacked(what, values) for name, values in dataset.with_format("numpy")[:].items()}
+    form = getattr(dataset, "format", None)
+    if isinstance(form, Mapping) and form["type"] != "custom":  # Hugging Face's, whose transforms work on each sample
+        columns = dataset.with_format("numpy", columns=form["columns"])[:]
+        return {name: stacked(what, values) for name, values in columns.items()}
     samples: Sequence[Any] = [dataset[place] for place in range(len(dataset))]
     if not samples or not isinstance(samples[0], tuple | list | Mapping):
         raise UserError(f"{what} holds no samples that are a tuple (x, label) or a dict")
-    rows = [_named(one if isinstance(one, Mapping) else tuple(one)) for one in samples]
+    rows = [_named(_flat(one)) for one in samples]
     return {name: stacked(what, [row[name] for row in rows]) for name in rows[0]}
+
+
+def _flat(sample: Any) -> Any:
+    """Return a sample as a dict or tuple of arrays and label, also one (x, label) whose x is a dict or tuple."""
+    if isinstance(sample, Mapping) or len(sample) != 2 or not isinstance(sample[0], Mapping | tuple):
+        return sample if isinstance(sample, Mapping) else tuple(sample)
+    x, label = sample
+    return {**x, "label": label} if isinstance(x, Mapping) else (*x, label)
 
 
 def stacked(what: str, values: Any) -> Any:

@@ -40,7 +40,7 @@ def data(x: Any, y: Any = Y, **more: Any) -> ClientArrays:
     return ClientArrays(part(TRAIN), y[TRAIN], OWNER, test=(part(TEST), y[TEST]), **more)
 
 
-def run(model: Any, given: ClientArrays | Path, more: dict[str, Any] | None = None, **others: Any) -> Run:
+def run(model: Any, given: Any, more: dict[str, Any] | None = None, **others: Any) -> Run:
     return fedmpi.run("fedavg", SETTINGS | (more or {}), data=given, model=lambda description: model(), **others)
 
 
@@ -96,13 +96,16 @@ def test_two_arrays_train_with_the_same_bits_as_one_that_the_model_splits() -> N
 
 
 def test_packed_arrays_come_back_as_they_were() -> None:
-    arrays = {"ids": IDS, "mask": KEPT, "cube": CUBES, "one": FLOATS[:, 0], "byte": IDS[:, 0].astype(np.int8)}
+    arrays = {"ids": IDS, "mask": KEPT, "cube": CUBES, "one": FLOATS[:, 0], "byte": (IDS[:, 0] + 1).astype(np.uint8)}
     words, inputs = packed("", {"x": arrays})
     found = unpacked(torch.from_numpy(words["x"]), inputs)
-    assert list(found) == list(arrays) and [one.vocabulary for one in inputs] == [40, 0, 0, 0, IDS[:, 0].max() + 1]
+    assert list(found) == list(arrays) and [one.vocabulary for one in inputs] == [40, 0, 0, 0, IDS[:, 0].max() + 2]
     for name, tensor in found.items():
         assert np.array_equal(tensor.numpy(), arrays[name]) and tensor.is_contiguous()
-        assert tensor.dtype == {"i": torch.int64, "b": torch.bool, "f": torch.float32}[arrays[name].dtype.kind]
+        assert (
+            tensor.dtype
+            == {"i": torch.int64, "u": torch.int64, "b": torch.bool, "f": torch.float32}[arrays[name].dtype.kind]
+        )
 
 
 def test_a_run_on_shards_that_is_resumed_gives_the_same_bits(tmp_path: Path, caplog: Any) -> None:
@@ -162,6 +165,8 @@ def test_sequences_of_unequal_length_are_padded_and_masked() -> None:
     series = [RNG.standard_normal((len(line), 2)) for line in LINES]
     assert [one.shape for one in data(series).inputs] == [(6, 2), (6,)]
     targets = [np.arange(len(line)) for line in LINES]
+    rows = np.fromiter([*IDS.tolist(), None], object)[:-1]  # a column of pandas, with lists of one length
+    assert data({"ids": rows}).digest == data({"ids": IDS}).digest
     found = data({"ids": LINES}, y=targets)
     assert found.targets == "tokens"
     assert np.array_equal(found.test[1], np.where(known, np.arange(6), -1)[TEST])
@@ -230,6 +235,18 @@ def test_datasets_are_read_by_column_or_place() -> None:
     more = of(tuples(TRAIN, IDS, KEPT, Y), OWNER, test=tuples(TEST, IDS, KEPT, Y), val=tuples(TEST, IDS, KEPT, Y))
     assert more.digest == data((IDS, KEPT), val=((IDS[TEST], KEPT[TEST]), Y[TEST])).digest
     found = of(Records(TRAIN), "writer", test=Records(TEST), val=Records(TEST), inputs=["ids"], name="letters")
+
+    class Pairs(TensorDataset):  # with attributes of its own, as many have
+        def __init__(self, rows: slice, named: bool):
+            self.features, self.named = torch.tensor(IDS[rows]), named
+            super().__init__(self.features, torch.tensor(KEPT[rows]), torch.tensor(Y[rows]))
+
+        def __getitem__(self, place: int) -> Any:
+            *x, y = super().__getitem__(place)
+            return dict(zip(("ids", "mask"), x, strict=True)) if self.named else tuple(x), y
+
+    for named, x in ((False, (IDS, KEPT)), (True, {"ids": IDS, "mask": KEPT})):
+        assert of(Pairs(TRAIN, named), OWNER, test=Pairs(TEST, named)).digest == data(x).digest
     names = np.array([f"w{row % 7}" for row in range(N)])
     lines = {"ids": LINES[TEST]}
     again = ClientArrays(
@@ -251,6 +268,19 @@ def test_datasets_are_read_by_column_or_place() -> None:
             of(train, **{"owner": OWNER, "test": Records(TEST)} | more_words)
 
 
+def test_splits_with_a_column_of_clients_are_data() -> None:
+    class Kept(Records):
+        def __getitem__(self, place: int) -> dict[str, Any]:
+            row = self.rows[place]
+            return {"x": FLOATS[row], "label": int(Y[row]), "user": row % 7}
+
+    splits = {"train": Kept(TRAIN), "test": Kept(TEST), "validation": Kept(TEST)}
+    by_hand = ClientArrays.from_datasets(splits["train"], "user", test=splits["test"], val=splits["validation"])
+    assert outcome(run(lambda: nn.Linear(5, 2), splits)) == outcome(run(lambda: nn.Linear(5, 2), by_hand))
+    with pytest.raises(UserError, match="test is a NoneType. Give a dataset"):
+        run(Both, {"train": Kept(TRAIN)})
+
+
 OTHER = {"vector": FLOATS[TEST]}
 WRONG: dict[str, tuple[Any, dict[str, Any]]] = {
     "test's x has the arrays vector, but x has vector, cube": (BOTH, {"test": (OTHER, Y[TEST])}),
@@ -259,6 +289,7 @@ WRONG: dict[str, tuple[Any, dict[str, Any]]] = {
     "x[0] is int64 (70, 6) and holds whole numbers beyond 32 bits": ((IDS + 2**40,), {}),
     "mean has no effect on samples of several arrays": (BOTH, {"mean": 0.5}),
     "task has no effect on samples of several arrays": (BOTH, {"task": "text"}),
+    "test's x holds no value": (BOTH, {"test": ({name: one[:0] for name, one in BOTH.items()}, Y[:0])}),
     "b and ids of x differ in length": ({"ids": LINES, "b": LINES[1:] + LINES[:1]}, {}),
     "test's x[0] has int64 (6,) per sample where that of x has float32 (5,)": (
         (FLOATS,),
@@ -288,7 +319,22 @@ def test_what_needs_one_array_is_rejected() -> None:
     with pytest.raises(UserError, match=r"rebalance\.mode needs images|images"):
         run(Both, arrays, {"rebalance.mode": "virtual"})
     with pytest.raises(UserError, match="from_datasets"):
-        run(Both, Records(TRAIN))  # type: ignore[arg-type]
+        run(Both, Records(TRAIN))
+
+
+def test_format_and_transform_of_hugging_face_apply() -> None:
+    datasets = pytest.importorskip("datasets", reason="optional: needs datasets")
+    rows = {"ids": IDS.tolist(), "text": ["a"] * N, "label": Y.tolist(), "user": list(range(N))}
+    whole = datasets.Dataset.from_dict(rows)
+    form = whole.with_format("torch", columns=["ids", "label", "user"])
+    changed = whole.with_transform(
+        lambda batch: (
+            {"ids": [np.array(one) + 1 for one in batch["ids"]]} | {name: batch[name] for name in ("label", "user")}
+        )
+    )
+    for dataset, more in ((form, 0), (changed, 1)):
+        made = ClientArrays.from_datasets(dataset, "user", test=dataset, task="vector")
+        assert np.array_equal(made.x, IDS + more)
 
 
 PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "several-inputs.md").read_text(encoding="utf-8")
