@@ -59,6 +59,11 @@ class EventQueue:
         return np.array(sorted(start.client for start in self._heap), np.int64)
 
     @property
+    def places(self) -> int:
+        """Number of places in flight that are taken: one for each time that a client has been drawn."""
+        return sum(start.times for start in self._heap)
+
+    @property
     def following(self) -> float:
         """Time of the next arrival; infinite if no client is in flight."""
         return self._heap[0].arrival if self._heap else np.inf
@@ -128,8 +133,8 @@ class PlaceDraw(CohortDraw):
         view = self._view(t, present, None)
         cohort = self.sampler.draw(replace(view, count=places, busy=busy, stream=(Purpose.COHORT, turn)))
         clients = cohort.clients
-        if len(clients) > places:
-            problem = f"returned {len(clients)} clients for view.count = {places} free places. Return at most these"
+        if cohort.draws > places:
+            problem = f"returned {cohort.draws} clients for view.count = {places} free places. Return at most these"
             raise refuse_result(self.sampler.part, problem, t)
         rate, key = self.config.clients.failure_rate, t + (turn << 32)
         arriving = survivors(self.streams, key, cohort, len(self.sizes), rate).clients

@@ -62,7 +62,7 @@ class Plan:
     def arrays(self) -> list[AnyArray]:
         """Return the plan as arrays to broadcast; neighboring clients and equal coefficients are sent as one value."""
         clients, coefficients, participants = self.clients, self.coefficients, len(self.clients)
-        if participants and clients[-1] - clients[0] == participants - 1:
+        if participants and clients[-1] - clients[0] == participants - 1 and not self.flight.size:
             clients = clients[:1]
         if participants and (coefficients == coefficients[0]).all():
             coefficients = coefficients[:1]

@@ -143,12 +143,12 @@ def _asynchronous(c: ConfigTables) -> Rows:
         return
     yield c.devices is None, "topology", "simulated time orders the updates. Set devices = true"
     yield None not in (c.topology.buffer, c.topology.period), "topology.buffer topology.period", TWICE
-    needs, weights, algorithm = {*_needs(c), *_needs(c, "measures")}, c.server.weights, local_algorithm(c)
+    needs, measures, weights, algorithm = {*_needs(c)}, _needs(c, "measures"), c.server.weights, local_algorithm(c)
     learns = _learns(c) or weights.name in BY_DESIGN or bool(weights.marks.get("averages_models"))
     for key, broken, reason in (
         ("clients.sampler", c.clients.sampler.name == "all", 'it leaves no place free. Choose "uniform"'),
         ("clients.sampler", c.clients.sampler.name == "shuffled", "its epochs have rounds of equal cohorts"),
-        ("clients.sampler", bool(needs - {"history", "seconds"}), f"it measures clients, and {APART}"),
+        ("clients.sampler", bool(measures or needs - {"history", "seconds"}), f"it measures clients, and {APART}"),
         ("clients.over_selection", c.clients.over_selection > 1, "no round ends before all updates have arrived"),
         ("devices.deadline", c.devices is not None and c.devices.deadline is not None, "set topology.period instead"),
         ("devices.power", c.devices is not None and c.devices.power is not None, "energy is counted in a star only"),

@@ -35,6 +35,7 @@ from fedmpi.aggregation.staleness import StalenessWeights
 from fedmpi.clients.cohort import Cohort
 from fedmpi.clients.events import EventQueue, PlaceDraw, Start
 from fedmpi.clients.strata import Strata
+from fedmpi.common.errors import UserError
 from fedmpi.common.plan import Plan
 from fedmpi.common.types import Ints
 from fedmpi.config.tables import Async
@@ -49,6 +50,8 @@ VERSIONS, MODELS = "flight.versions", "flight.models"
 """Names in a checkpoint."""
 AHEAD = 4
 """Updates per worker that are trained in one pass: enough to balance their durations, few enough to keep."""
+MOST_LOST = 10_000
+"""Updates lost in a row that end the run."""
 
 
 class AsyncPlanner(Planner):
@@ -61,14 +64,14 @@ class AsyncPlanner(Planner):
         assert isinstance(self.config.topology, Async)
         self.topology, self.queue = self.config.topology, EventQueue()
         self.staleness = StalenessWeights(self.topology.staleness)
-        self._numbers: dict[str, float] = {}  # of the latest draw
+        self._numbers: dict[str, float] = {}  # of the latest draw for the step
 
     def prepare(self, t: int, strata: Strata | None = None) -> None:
         """Do nothing: the events of a round start from those of the round before."""
 
     def plan(self, t: int, strata: Strata | None = None) -> Plan:
         """Simulate the events up to the server step of round t, and return its plan."""
-        began, started = self.queue.clock, self.queue.started
+        began, started, self._numbers = self.queue.clock, self.queue.started, {}
         due = sorted(self._arrivals(t), key=lambda start: (start.client, start.number))
         flying = self.queue.flying()
         rows = [(start.number, start.client, start.version, start.repeat) for start in (*due, *flying)]
@@ -106,10 +109,10 @@ class AsyncPlanner(Planner):
 
         All arrivals of the same time, and the step that they complete, come before free places are filled.
         """
-        queue, due, turn = self.queue, list[Start](), 0
+        queue, due, turn, lost = self.queue, list[Start](), 0, 0
         period = self.topology.period
         end = np.inf if period is None else (t + 1) * period
-        while len(due) < self.topology.size:
+        while sum(start.times for start in due) < self.topology.size:
             if queue.clock < min(queue.following, end):
                 turn += self._fill(t, turn)
             if queue.following == np.inf and (returns := self.cohorts.returns(t)) < end:
@@ -119,6 +122,12 @@ class AsyncPlanner(Planner):
                 break
             start = queue.pop()
             due += [] if start.lost else [start]
+            lost = lost + 1 if start.lost else 0
+            if lost == MOST_LOST:
+                raise UserError(
+                    f"round {t}: the last {lost:,} updates were lost, as their clients failed or left before they "
+                    "arrived. Check the units of clients.availability and devices"
+                )
         if period is not None:
             queue.clock = end
         self.cohorts.clock = queue.clock
@@ -127,7 +136,7 @@ class AsyncPlanner(Planner):
     def _fill(self, t: int, turn: int) -> bool:
         """Start clients in the free places, if there are any."""
         busy, self.cohorts.clock = self.queue.busy, self.queue.clock
-        if places := self.topology.in_flight - len(busy):
+        if places := self.topology.in_flight - self.queue.places:
             cohort, seconds, lost = self.cohorts.fill(t, turn, places, busy)
             self._check_draw(t, cohort, opening=False)
             self._numbers = {f"sampler_{name}": float(value) for name, value in cohort.numbers.items()}

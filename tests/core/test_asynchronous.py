@@ -16,6 +16,7 @@ import fedmpi
 from fedmpi import Cohort, ComponentFailure, UserError
 from fedmpi.aggregation.staleness import StalenessWeights, hinge
 from fedmpi.common.registry import Component
+from fedmpi.core import asynchronous
 from tests.mpi.launch import run_mpi
 
 SMALL: dict[str, Any] = {
@@ -37,7 +38,11 @@ def parameters(run: fedmpi.Run) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("average", ["updates", "models"])
-@pytest.mark.parametrize("local", [{}, {"local.batch_size": "all"}], ids=["steps", "merged"])
+@pytest.mark.parametrize(
+    "local",
+    [{}, {"local.batch_size": "all"}, {"clients.sampler": "weighted", "server.weights": "uniform"}],
+    ids=["steps", "merged", "drawn twice"],
+)
 def test_clients_of_equal_speed_and_a_full_buffer_are_federated_averaging(average: str, local: dict[str, Any]):
     same = {"devices.speed.median": 1e30, "server.optimizer": "momentum", **SMALL, **local}  # bytes take equal time
     star = fedmpi.run({**same, "clients.count": 6})
@@ -124,6 +129,26 @@ def test_clients_start_while_they_are_available_and_are_lost_when_they_leave(tmp
             end = started.pop(client)[1]
             assert seconds <= end + 1e-9 and (event != "lost" or seconds == pytest.approx(end, abs=1e-9))
     assert seen == {"start", "arrival", "lost"} and seconds > 5
+
+
+def test_a_run_ends_if_all_clients_leave_too_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(asynchronous, "MOST_LOST", 50)
+    (tmp_path / "short.csv").write_text("client,start,end,period\n0,0,0.001,1\n")
+    there = {"clients.availability": "intervals", "clients.availability.file": str(tmp_path / "short.csv")}
+    with pytest.raises(UserError, match="round 0: the last 50 updates were lost"):
+        fedmpi.run({**SMALL, **FLYING, **there, "devices": True})
+
+
+def test_numbers_of_a_draw_are_in_the_record_of_its_step_only():
+    seen = []
+
+    def numbered(view: Any) -> Cohort:
+        seen.append(view.round)
+        return Cohort(view.available[: view.count], numbers={"turn": float(len(seen))})
+
+    short = {"topology.buffer": None, "topology.period": 0.02, "devices": True, "clients.sampler": numbered}
+    records = fedmpi.run({**SMALL, **FLYING, **short, "rounds": 12}).records
+    assert {one["round"] for one in records if "sampler_turn" in one} == {*seen} < {*range(12)}
 
 
 def test_a_server_without_available_clients_steps_on_and_waits():

@@ -75,6 +75,11 @@ def test_plans_travel_short_and_arrive_whole(settings: list[str], values: int | 
         assert arrays[2].size + arrays[3].size == values
 
 
+def test_a_client_that_enters_an_asynchronous_step_twice_does_so_on_all_ranks():
+    plan = Plan(5, 0.1, np.array([0, 1, 1, 3]), np.ones(4), 0, normalize=True, flight=np.arange(16).reshape(4, 4))
+    assert Plan.from_arrays(plan.arrays()).clients.tolist() == [0, 1, 1, 3]
+
+
 @pytest.mark.parametrize(
     ("weights", "coefficients"),
     [("stratified", np.full(8, 1 / 8)), ("literal", SIZES / 100), ("gradient-sum", np.full(8, 2.0**-7))],

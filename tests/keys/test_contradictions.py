@@ -60,6 +60,7 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
                     "clients.sampler=all",
                     "clients.sampler=shuffled",
                     f"{SAMPLER}:by_norms",
+                    f"{SAMPLER}:SecondsOnTrial",
                     "clients.sampler=power-of-choice",
                     STRATA,
                 ],
