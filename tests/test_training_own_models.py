@@ -321,6 +321,12 @@ class Failing(nn.Module):
         return self.linear(x) * (1 - 2 * (self.batches > 4).float())
 
 
+def test_noise_keeps_what_clients_count_to_themselves() -> None:
+    pytest.importorskip("dp_accounting")
+    private = {"server.weights": "uniform", "privacy.clip_norm": 1.0, "privacy.noise_multiplier": 1.0}
+    assert int(run(Failing, arrays(), private).model.state_dict()["batches"]) == 0
+
+
 def test_the_best_model_has_the_integer_buffers_of_its_round(tmp_path: Path) -> None:
     keys = {"rounds": 6, "local.steps": 1, "local.lr": 0.5, "checkpoint.every": 3}
     stops = iter([False] * 4 + [True])

@@ -29,6 +29,7 @@ from fedmpi.local.sequential import LocalEngine, SequentialEngine
 from fedmpi.local.work import ClientTask, LocalRule, RoundJob, Rows, WorkReport, step_count, task_size
 from fedmpi.mediators.relay import place_mediators, plan_relay, run_relay
 from fedmpi.mpi import Cluster
+from fedmpi.privacy.updates import adds_noise
 from fedmpi.samples.rules import RowRule, SampledRows, holders
 from fedmpi.updates.traffic import keeps_moments
 
@@ -306,7 +307,7 @@ class Trainer:
 
     def check(self, plan: Plan, sums: dict[str, float]) -> None:
         """Compare the work of all ranks with the plan (`reduce.check_work`), and combine the integer buffers."""
-        if self.counts_batches:
+        if self.counts_batches and not adds_noise(self.config):  # no noise protects them
             self.sequential.model.combine_integers(self.cluster.maxima)
         trainable = self.worker.sizes_of(plan) >= self.sequential.model.least
         expected = int(np.count_nonzero(trainable)) if self.worker.uses_all(plan) else None
