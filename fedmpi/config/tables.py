@@ -491,7 +491,7 @@ class EvaluationTable(Table):
     """Rounds between two evaluations on clients (they are always evaluated after the last round)."""
     fine_tune: Annotated[int, Field(ge=0, le=10_000), VIEWING] = 0
     """E: also evaluate the global model after E epochs of fine-tuning on each client's training samples, with the run's
-    local settings. The run does not use the fine-tuned models. 0 = no."""
+    local settings, at local.lr if schedules count steps. The run does not use the fine-tuned models. 0 = no."""
 
     def parts(self, validation: bool) -> tuple[str, ...]:
         """The parts evaluated on, of "test" and "val", for data with or without validation samples."""

@@ -336,8 +336,8 @@ def make_hooks(config: Config, model: FlatModel, streams: Streams, population: i
     pulls = hooks.corrects or hooks.proximal_mu > 0 or config.local.proximal_mu > 0
     if model.personal and pulls and not is_plain_sgd(config.local.optimizer):
         raise UserError(
-            f"local.optimizer = {config.local.optimizer.name!r} cannot leave the values of local.personal out of a "
-            'proximal term or a correction. Set local.optimizer = "sgd"'
+            f"local.optimizer = {config.local.optimizer!r} cannot leave the values of local.personal out of a "
+            'proximal term or a correction. Set local.optimizer = "sgd", without options'
         )
     return hooks
 

@@ -227,7 +227,7 @@ class ClientMeasures:
                 outputs = module(x[part]).detach()
                 losses = model.loss.per_sample(outputs, y[part])
                 total += float(losses.sum(dtype=torch.float64))
-                squares += float(losses.double().square().sum())
+                squares += float((losses.double().square() / model.loss.weights(y[part])).sum())
                 tally.add(outputs, y[part])
             if finite and not math.isfinite(total):
                 raise FloatingPointError("its loss is not finite: training diverged; lower local.lr")

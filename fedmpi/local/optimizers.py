@@ -12,7 +12,7 @@ from pydantic import Field
 
 from fedmpi.common.calling import calling, refuse_result
 from fedmpi.common.imports import Later
-from fedmpi.common.options import positional
+from fedmpi.common.options import not_with, positional
 from fedmpi.common.registry import Component, register
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class SGD:
         pull: Tensor | None = None,
         *,
         momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0,
-        nesterov: bool = False,
+        nesterov: Annotated[bool, not_with("local.optimizer.momentum", 0.0)] = False,
         weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0,
     ):
         self.values, self.views, self.mu = values, views, rule.proximal_mu

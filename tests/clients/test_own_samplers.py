@@ -47,8 +47,9 @@ def connected(settings: dict[str, Any], held_out: bool = True) -> Experiment:
     return Experiment.connect(given_config("fedavg", {**table, **QUIET, **settings}))
 
 
-def test_measures_are_those_of_plain_loops_in_float64() -> None:
-    experiment = connected({"clients.sampler": curious})
+@pytest.mark.parametrize("weights", [(), (0.5, 4.0, 1.0)], ids=["equal", "weighted classes"])
+def test_measures_are_those_of_plain_loops_in_float64(weights: tuple[float, ...]) -> None:
+    experiment = connected({"clients.sampler": curious, "task.loss.class_weights": weights})
     measures, data = experiment.decisions.measure, experiment.data_facts.store
     assert isinstance(measures, ClientMeasures)
     w, clients = measures.model.initial + 0.01, np.array([1, 4, 5], np.int64)
@@ -64,11 +65,13 @@ def test_measures_are_those_of_plain_loops_in_float64() -> None:
         for prefix, (x, y) in {"": own, **({} if k == 5 else {"val_": part})}.items():
             outputs = torch.func.functional_call(module, dict(zip(names, values, strict=True)), (x.double(),))
             losses = functional.cross_entropy(outputs, y, reduction="none")
-            expected[f"{prefix}loss"] = float(losses.detach().mean())
-            expected[f"{prefix}loss_rms"] = float(losses.detach().square().mean().sqrt())
+            shares = torch.tensor(weights or (1.0, 1.0, 1.0), dtype=torch.float64)[y]
+            shares = shares / shares.sum()
+            expected[f"{prefix}loss"] = float(losses.detach() @ shares)
+            expected[f"{prefix}loss_rms"] = float((losses.detach().square() @ shares).sqrt())
             expected[f"{prefix}accuracy"] = float((outputs.argmax(1) == y).double().mean())
             if not prefix:
-                gradient = torch.cat([g.flatten() for g in torch.autograd.grad(losses.mean(), values)])
+                gradient = torch.cat([g.flatten() for g in torch.autograd.grad(losses @ shares, values)])
                 expected["gradient_norm"] = float(gradient.norm())
         np.testing.assert_allclose(row, [expected.get(name, np.nan) for name in MEASURABLE], rtol=1e-5)
     experiment.close()

@@ -40,6 +40,7 @@ NOWHERE: dict[str, list[str]] = {
     "local.schedule.every=3": [f"{SOME} local.schedule=cosine"],
     "local.schedule.factor=0.5": [f"{SOME} local.schedule=inverse"],
     "local.warmup_from=0.5": [SOME],
+    "local.optimizer.nesterov=true": [f"{SOME} local.optimizer.weight_decay=0.1"],
     "topology.clients_per_mediator=3": [SOME],
     "topology.epochs=2": [SOME],
     "topology.regroup=every-round": [SOME],

@@ -20,7 +20,7 @@ from fedmpi.local.traits import forward_traits
 from fedmpi.local.work import LocalRule, schedule
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
-from fedmpi.tasks.evaluation import evaluate
+from fedmpi.tasks.evaluation import client_sums, evaluate
 from fedmpi.tasks.losses import CROSS_ENTROPY, LOSS_ALONE, Loss, task_loss
 from tests.end_to_end.in_process import SMALL, run
 from tests.local.synthetic import SMALL_IMAGES, STREAMS, InMemorySource, made, relative_error, summed, tasks_of
@@ -86,6 +86,11 @@ def test_class_weights_give_torchs_weighted_mean(kind: Callable):
     net = model.copy(model.initial)
     error = torch.nn.functional.cross_entropy(net(source.x), source.y, weight).item()
     assert evaluate(net, source.x, source.y, 7, loss).loss == pytest.approx(error, rel=1e-12)
+    sums = client_sums(net, source.x, source.y, np.array(SIZES), loss, 7)
+    for (total, divisor, *_), task in zip(sums, tasks, strict=True):
+        x, y = source.load(task.client)
+        error = torch.nn.functional.cross_entropy(net(x), y, weight).item()
+        assert total / divisor == pytest.approx(error, rel=1e-12)
 
 
 def test_balanced_class_weights_follow_from_the_training_samples():
