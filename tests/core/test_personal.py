@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -255,11 +256,68 @@ def test_per_fedavg_descends_on_the_loss_after_one_step(hessian: bool) -> None:
     assert_scores(done, adapted)
 
 
+class Twice(fedmpi.LocalAlgorithm):
+    """Takes steps on the global model twice. They are without the proximal term of `local`."""
+
+    def __init__(self, *, same: bool):
+        self.same = same
+
+    def train(self, client: Any, server: Any, steps: Any, generator: Any) -> None:
+        once, again = steps(server.model, epochs=2), steps(server.model, epochs=2, proximal_mu=0.0)
+        assert torch.equal(once, again) == self.same
+
+
+@pytest.mark.parametrize("size", [3, "all"])
+def test_every_call_of_steps_draws_other_batches(size: Any) -> None:
+    settings = {"local__algorithm__same": size == "all", "local__batch_size": size, "local__drop_last": True}
+    run("fedavg", rounds=1, local__algorithm=Twice, local__proximal_mu=0.5, **settings)
+
+
+class Line(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.double())
+
+
+def line(description: object) -> nn.Module:
+    return Line(2, 2).double()
+
+
+def test_per_fedavg_uses_one_sample_twice_and_adapts_by_one_step() -> None:
+    """With batches of one sample; the samples of a client are equal."""
+    owner, point = np.repeat([0, 1], 3), np.array([[1, 2], [3, 1]], np.float32)
+    data = ClientArrays(point[owner], owner, owner, test=(point, [0, 1]), val=(point, [0, 1], [0, 1]))
+    settings = {
+        "rounds": 1,
+        "clients.sampler": "all",
+        "evaluation.clients": "all",
+        "local": {"steps": 1, "batch_size": 1, "lr": LR, "algorithm": {"name": "per-fedavg", "alpha": 0.3}},
+        "server.weights": "uniform",
+    }
+    done = fedmpi.run("fedavg", settings, data=data, model=line)
+    x, y, loss = torch.tensor(point).double(), torch.tensor([0, 1]), functional.cross_entropy
+    start = build(line, {}, None, 0)
+
+    def stepped(module: nn.Module, at: nn.Module, k: int, rate: float) -> nn.Module:
+        """The module after a step with the gradient at another one."""
+        found, gradients = deepcopy(module), torch.autograd.grad(loss(at(x)[k], y[k]), [*at.parameters()])
+        for one, gradient in zip(found.parameters(), gradients, strict=True):
+            one.data -= rate * gradient
+        return found
+
+    ends = [stepped(start, stepped(start, start, k, 0.3), k, LR) for k in range(2)]
+    mean = {name: (one + ends[1].state_dict()[name]) / 2 for name, one in ends[0].state_dict().items()}
+    assert_same(float_state(done.model), mean)
+    start.load_state_dict(mean)
+    assert done.clients["personal_loss"] == pytest.approx(
+        [loss(stepped(start, start, k, 0.3)(x)[k], y[k]).item() for k in range(2)], abs=1e-10
+    )
+
+
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
 def test_clients_choose_among_copies_of_the_model_by_their_losses(weights: str) -> None:
     """Ghosh et al. 2020, Algorithm 1, model averaging: the copies are those of a plain loop, and so are the choices."""
     data, held_out = samples(), samples(held_out=True)
-    done = run("ifca", model__copies=3, local__epochs=2, server__weights=weights)
+    done = run("ifca", model__copies=3, local__epochs=2, server__weights=weights, evaluation__fine_tune=1)
     copies = [float_state(module) for module in build(net, {"copies": 3}, None, 0)]
     assert not torch.equal(copies[0]["body.weight"], copies[1]["body.weight"])
 
@@ -287,6 +345,11 @@ def test_clients_choose_among_copies_of_the_model_by_their_losses(weights: str) 
     choices = [chosen(*own)[0] for own in data]
     assert done.clients["copy"][-len(SIZES) :].tolist() == choices
     assert_scores(done, {k: copies[choice] for k, choice in enumerate(choices)})
+    for k, (x, y) in enumerate(held_out):
+        tuned = chosen(*data[k])[1]
+        descend(tuned, *data[k], 1)
+        loss = float(functional.cross_entropy(tuned.eval()(x).detach(), y))
+        assert done.clients["tuned_loss"][k - len(SIZES)] == pytest.approx(loss, abs=1e-10)
     size = sum(map(torch.numel, copies[0].values()))
     assert done.records[-1]["bytes_client_up"] == 3 * 4 * (size + 1)
     assert done.records[-1]["bytes_client_down"] == 3 * 4 * 3 * size
@@ -323,6 +386,7 @@ def test_clients_that_cannot_train_have_no_personal_scores(preset: str) -> None:
         ({"local__personal": ["output.*"]}, r"'output\.\*' matches no trainable .* body\.weight"),
         ({"local__personal": ["*"]}, "all trainable parameters"),
         ({"local__proximal_mu": 0.1, "local__optimizer": "adam"}, 'Set local.optimizer = "sgd"'),
+        ({"local__algorithm": "fedrep", "local__personal": []}, "it trains a personal head: set local.personal"),
     ],
 )
 def test_what_does_not_go_with_personal_values_is_rejected(changed: dict[str, Any], words: str) -> None:
