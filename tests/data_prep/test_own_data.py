@@ -617,6 +617,13 @@ def test_several_arrays_are_read_from_all_files(tmp_path: Path, prepared: Prepar
     expected = fedmpi.ClientArrays(of_table, lines, COUNT % 2, test=(of_table, lines)).description
     assert store.description.inputs == expected.inputs and store.description.target_shape == (4,)
     assert [one.dtype for one in expected.inputs] == ["int64", "float32", "int64", "bool"]
+    arrays, y = unpacked(torch.from_numpy(everything(store)[0]), expected.inputs), everything(store)[1]
+    assert np.array_equal(y, np.where(arrays["attention_mask"], arrays["ids"], -1))
+    table = {"a": [None, *A[1:]], "n": [*range(len(A) - 1), None], "label": Y}
+    store, _ = prepared(parquet(tmp_path / "n.parquet", table), "--inputs", "n,a")
+    arrays = unpacked(torch.from_numpy(everything(store)[0]), store.description.inputs)
+    assert len(arrays["n"]) == len(A) - 2
+    assert np.array_equal(arrays["a"], A[arrays["n"].long()].astype(np.float32))
     store, _ = prepared(csv(tmp_path / "t.csv", {"a": A, "n": COUNT, "label": Y}), "--inputs", "n,a")
     assert [(one.name, one.dtype) for one in store.description.inputs] == [("n", "int64"), ("a", "float32")]
     both = prepared(tmp_path / "t.csv", "--inputs", "n", "--features", "a")

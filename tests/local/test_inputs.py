@@ -17,8 +17,8 @@ from torch.utils.data import Dataset, TensorDataset
 
 import fedmpi
 from fedmpi import ClientArrays, Run, UserError
-from fedmpi.data.inputs import packed
-from fedmpi.models.inputs import unpacked
+from fedmpi.data.inputs import packed, trial_inputs
+from fedmpi.models.inputs import adapted, unpacked
 
 RNG = np.random.default_rng(41)
 N, HELD = 90, 20
@@ -108,6 +108,24 @@ def test_packed_arrays_come_back_as_they_were() -> None:
         )
 
 
+def test_arrays_are_found_by_name_and_described_by_all_parts() -> None:
+    few = {"ids": np.zeros((9, 2), int), "type": np.zeros((9, 2), int), "x": FLOATS[:9]}
+    more = {"x": FLOATS[:4], "type": few["type"][:4], "ids": np.full((4, 2), 7)}
+    words, inputs = packed("", {"x": few, "test's x": more})
+    assert [(one.name, one.vocabulary) for one in inputs] == [("ids", 8), ("type", 1), ("x", 0)]
+    assert all(np.array_equal(unpacked(torch.from_numpy(words["test's x"]), inputs)[name], more[name]) for name in more)
+    assert packed("", {"x": more, "test's x": few})[1][2].vocabulary == 8
+    tried = trial_inputs(SimpleNamespace(inputs=inputs), 5, np.random.default_rng(0))  # type: ignore[arg-type]
+    assert not unpacked(torch.from_numpy(tried), inputs)["type"].any()
+    words, inputs = packed("", {"x": tuple(np.full((3, 1), place) for place in range(12))})
+
+    class Last(nn.Module):
+        def forward(self, *x: Tensor) -> Tensor:
+            return torch.cat(x, dim=1)
+
+    assert adapted(Last(), inputs)(torch.from_numpy(words["x"]))[0].tolist() == list(range(12))
+
+
 def test_a_run_on_shards_that_is_resumed_gives_the_same_bits(tmp_path: Path, caplog: Any) -> None:
     arrays = data(WORDS)
     with caplog.at_level(logging.INFO):
@@ -160,6 +178,11 @@ def test_sequences_of_unequal_length_are_padded_and_masked() -> None:
     assert data(LINES).digest == data((whole, known)).digest
     assert data([line.tolist() for line in LINES]).digest == data((whole, known)).digest
     assert data({"ids": LINES, "b": LINES}).digest == data({"ids": whole, "b": whole, "attention_mask": known}).digest
+    short, whole_of = [line[:2] for line in LINES[HELD:]], {"ids": LINES[:HELD]}
+    longer = ClientArrays({"ids": short}, short, OWNER, test=(whole_of, LINES[:HELD]), targets="tokens")
+    same = ClientArrays({"ids": [line[:1] for line in short]}, Y[TRAIN], OWNER, test=(whole_of, Y[TEST]))
+    assert [longer.inputs[0].shape, longer.y.shape[1:], same.inputs[0].shape] == [(6,)] * 3
+    assert (longer.y[:, 2:] == -1).all() and not same.x[:, 1:6].any()
     own = {"ids": LINES, "attention_mask": [np.ones(len(line), int) for line in LINES]}
     assert data(own).digest == data({"ids": whole, "attention_mask": known.astype(int)}).digest
     series = [RNG.standard_normal((len(line), 2)) for line in LINES]
@@ -282,10 +305,13 @@ def test_splits_with_a_column_of_clients_are_data() -> None:
 
 
 OTHER = {"vector": FLOATS[TEST]}
+MORE = {"vector": FLOATS[TEST], "cube": CUBES[TEST], "more": FLOATS[TEST]}
 WRONG: dict[str, tuple[Any, dict[str, Any]]] = {
     "test's x has the arrays vector, but x has vector, cube": (BOTH, {"test": (OTHER, Y[TEST])}),
     "x has 70 samples, but 69 in b": ({"a": FLOATS, "b": FLOATS[:-1]}, {}),
     "x['a'] is float32 (70, 5) and holds numbers that are not finite": ({"a": FLOATS * np.nan}, {}),
+    "x['a'] is float64 (70, 5) and holds numbers that are not finite": ({"a": FLOATS.astype(float) * 1e300}, {}),
+    "test's x has the arrays vector, cube, more, but x has": (BOTH, {"test": (MORE, Y[TEST])}),
     "x[0] is int64 (70, 6) and holds whole numbers beyond 32 bits": ((IDS + 2**40,), {}),
     "mean has no effect on samples of several arrays": (BOTH, {"mean": 0.5}),
     "task has no effect on samples of several arrays": (BOTH, {"task": "text"}),
