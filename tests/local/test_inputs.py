@@ -234,6 +234,8 @@ def test_ignored_positions_are_left_out_of_loss_gradient_and_accuracy() -> None:
     tested, right = loss(done.model, range(8, 12))
     assert done.records[0]["test_loss"] == pytest.approx(tested.item(), rel=1e-5)
     assert done.records[0]["test_accuracy"] == pytest.approx(np.mean(right)) and len(right) < 16
+    for client, found in enumerate(done.clients["accuracy"]):
+        assert found == pytest.approx(np.mean(loss(done.model, np.flatnonzero(owner == client))[1]))
 
 
 class Records(Dataset[Any]):
