@@ -72,7 +72,7 @@ class AsyncPlanner(Planner):
     def plan(self, t: int, strata: Strata | None = None) -> Plan:
         """Simulate the events up to the server step of round t, and return its plan."""
         began, started, self._numbers = self.queue.clock, self.queue.started, {}
-        due = sorted(self._arrivals(t), key=lambda start: (start.client, start.number))
+        due = sorted(self._arrivals(t), key=lambda start: start.client)
         flying = self.queue.flying()
         rows = [(start.number, start.client, start.version, start.repeat) for start in (*due, *flying)]
         flight = np.array(rows, np.int64).reshape(-1, 4).T.copy()

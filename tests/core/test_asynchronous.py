@@ -15,6 +15,7 @@ import torch
 import fedmpi
 from fedmpi import Cohort, ComponentFailure, UserError
 from fedmpi.aggregation.staleness import StalenessWeights, hinge
+from fedmpi.clients.events import EventQueue
 from fedmpi.common.registry import Component
 from fedmpi.core import asynchronous
 from tests.mpi.launch import run_mpi
@@ -137,6 +138,23 @@ def test_a_run_ends_if_all_clients_leave_too_early(tmp_path: Path, monkeypatch: 
     there = {"clients.availability": "intervals", "clients.availability.file": str(tmp_path / "short.csv")}
     with pytest.raises(UserError, match="round 0: the last 50 updates were lost"):
         fedmpi.run({**SMALL, **FLYING, **there, "devices": True})
+
+
+def test_an_update_that_arrives_as_a_period_ends_enters_its_step():
+    same = {**SMALL, "devices.speed.median": 1e30, "rounds": 1}  # bytes take equal time
+    seconds = fedmpi.run({**same, "clients.count": 6}).records[0]["virtual_seconds"]
+    run = fedmpi.run({**same, **FLYING, "topology.buffer": None, "topology.period": seconds})
+    assert run.records[0]["participants"] == 6
+
+
+def test_a_queue_resumes_with_its_clock_starts_and_count():
+    queue, other = EventQueue(), EventQueue()
+    queue.start(3, Cohort([2, 5, 7]), np.array([0.5, 0.25, 0.75]), np.array([False, False, True]))
+    queue.pop()
+    queue.close_step(3)
+    other.load(queue.state())
+    assert (other.clock, other.started, sorted(other._heap)) == (0.25, 3, sorted(queue._heap))
+    assert [start.client for start in other.flying()] == [2] and other.busy.tolist() == [2, 7]
 
 
 def test_numbers_of_a_draw_are_in_the_record_of_its_step_only():
