@@ -230,7 +230,7 @@ def traces(
     availability: Annotated[Path | None, typer.Option(metavar="FILE", help="FedScale's client_behave_trace.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace earlier tables in DIR.")] = False,
 ) -> None:
-    """Convert FedScale's traces of devices and availability to tables for simulated time.
+    """Convert FedScale's traces to tables of devices and availability.
 
     Writes devices.parquet for `devices.speed`, `.upload` and `.download`, and availability.parquet for
     `clients.availability`.

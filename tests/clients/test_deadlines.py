@@ -166,6 +166,7 @@ def test_rounds_with_deadlines_and_intervals_are_those_of_a_plain_loop(
         np.testing.assert_allclose(columns["joules"], plain.joules)
 
 
+@pytest.mark.slow
 def test_ranks_and_resumptions_run_the_same_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     given = [*settings_of("partial epochs", tmp_path), "server.exact=true", "checkpoint.every=1"]

@@ -55,6 +55,7 @@ def test_clients_of_equal_speed_and_a_full_buffer_are_federated_averaging(averag
         assert all(other[key] == value for key, value in one.items() if key not in (*TIMES, "virtual_seconds"))
 
 
+@pytest.mark.slow
 def test_ranks_and_a_resumed_run_have_the_same_events_and_model(tmp_path: Path):
     chosen = {
         **SMALL,

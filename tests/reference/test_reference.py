@@ -202,8 +202,9 @@ def preset_config(name: str) -> Config:
     return load_config(None, fitted)
 
 
-PERSONAL = ("fedper", "fedbn", "fedrep", "ditto", "per-fedavg", "ifca")  # in tests/core/test_personal.py
-ROWS = {preset.name: preset_config(preset.name) for preset in presets() if preset.name not in PERSONAL}
+ELSEWHERE = ("fedper", "fedbn", "fedrep", "ditto", "per-fedavg", "ifca", "fedasync", "fedbuff")
+"""Presets with plain loops in tests/core/test_personal.py and test_asynchronous.py."""
+ROWS = {preset.name: preset_config(preset.name) for preset in presets() if preset.name not in ELSEWHERE}
 ROWS |= {name: load_config(None, f"{QUIET} {settings}".split()) for name, settings in COMPOSITIONS.items()}
 
 
