@@ -29,6 +29,7 @@ BASE: dict[str, Any] = {
     "local.batch_size": 16,
     "local.epochs": 2,
     "local.lr": 0.1,
+    "local.schedule": "inverse",
     "local.proximal_mu": 0.05,
     "rounds": 14,
     "devices.speed": "lognormal",
@@ -103,7 +104,7 @@ class Plain:
                 torch.nn.utils.vector_to_parameters(w, module.parameters())
                 loss = cross_entropy(module(images[rows] / 255.0), labels[rows])
                 gradient = torch.cat([g.ravel() for g in torch.autograd.grad(loss, [*module.parameters()])])
-                w = w - local.lr * (gradient + local.proximal_mu * (w - x))
+                w = w - local.lr / (1 + version) * (gradient + local.proximal_mu * (w - x))
         return w.detach()
 
     def run(self, module: torch.nn.Module, rule: Any) -> torch.Tensor:
