@@ -161,6 +161,10 @@ def test_an_adaptive_norm_follows_the_quantile_as_in_a_plain_loop():
     clipping = found.experiment.server.clipping
     assert clipping.norm == pytest.approx(norm) and norm != 0.3
     assert clipping.multiplier == pytest.approx((0.5**-2 - 0.8**-2) ** -0.5)  # Andrew et al. 2021, Theorem 1
+    noised = torch.zeros(5)
+    clipping.add_noise(noised, 6)  # by the norm of its own round
+    drawn = Streams(0).generator(Purpose.DP_NOISE, 6, 0).standard_normal(5, np.float32)
+    assert noised.numpy() == pytest.approx(drawn * clipping.multiplier * norm / 7, rel=1e-5)
     with pytest.raises(UserError, match="count_noise = 0.35 leaves no ε"):
         run(*settings, "privacy.noise_multiplier=0.7", "privacy.adaptive_clip=true")
 
@@ -179,6 +183,8 @@ def test_noise_of_trees_adds_up_to_their_nodes_in_a_run():
                 released = released + stream.standard_normal(len(found.model), np.float32)
     noise = (found.model - found.start).double().numpy() / (1.5 * 2 / 3)
     assert np.allclose(noise, released, atol=1e-4)
+    exact = gaussian_epsilon(2 * np.sqrt(3 + 3 + 2) / 1.5, 1e-5)  # nodes with one client's updates
+    assert exact <= found.records[-1]["update_epsilon"] <= exact * 1.15
     records = run(*settings, "logging.participants=true").records
     for first in (0, 5):
         used = np.concatenate([clients_from_text(one["clients"]) for one in records[first : first + 5]])

@@ -31,6 +31,8 @@ RULES = {
     "weight decay": "local.optimizer.weight_decay=0.3",
     "clipped": "local.clip_norm=0.5",
     "clipped momentum": "local.clip_norm=0.5 local.optimizer.momentum=0.9 local.optimizer.weight_decay=0.1",
+    "proximal": "local.batch_size=6",
+    "clipped proximal momentum": "local.clip_norm=0.5 local.optimizer.momentum=0.9",
     "clipped Adam": "local.clip_norm=0.5 local.optimizer=adam",
 }
 
@@ -42,6 +44,7 @@ def plain(
     total = torch.zeros_like(model.initial)
     for task in tasks:
         net = model.copy(model.initial).train()
+        starts = [one.detach().clone() for one in net.parameters()]
         options = {} if rule.own is None else rule.own.part.values
         kind = torch.optim.Adam if rule.optimizer == "adam" else torch.optim.SGD
         optimizer = kind(net.parameters(), lr=rule.lr, **options)
@@ -54,6 +57,8 @@ def plain(
             torch.nn.functional.cross_entropy(net(x[rows]), y[rows]).backward()
             if rule.clip_norm is not None:
                 torch.nn.utils.clip_grad_norm_(net.parameters(), rule.clip_norm)
+            for value, first in zip(net.parameters(), starts, strict=True):
+                value.grad.add_(value.detach() - first, alpha=rule.proximal_mu)
             optimizer.step()
         moved = torch.cat([one.detach().reshape(-1) for one in net.parameters()]) - model.initial
         total.add_(moved, alpha=task.coefficient)
@@ -64,7 +69,7 @@ def plain(
 @pytest.mark.parametrize("name", [*RULES, "plain"])
 def test_steps_are_those_of_torch(name: str, by_step: bool) -> None:
     config = load_config(None, ["clients.count=4", "local.batch_size=6", *RULES.get(name, "").split()])
-    rule = replace(rule_of(config.local, 0.05), epochs=None, steps=5)
+    rule = replace(rule_of(config.local, 0.05), epochs=None, steps=5, proximal_mu=3.0 * ("proximal" in name))
     rule = replace(rule, rates=(0.01, 0.05, 0.04, 0.0, 0.02)) if by_step else rule
     model = flat_model("mlp", MIDDLE_IMAGES, torch.float64, hidden=[12])
     source = InMemorySource(MIDDLE_IMAGES, SIZES, torch.float64)
