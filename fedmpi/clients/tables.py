@@ -36,7 +36,10 @@ def read_columns(file: str, needed: Sequence[str], offered: Sequence[str] = ()) 
     found = {}
     for name in (*needed, *(name for name in offered if name in names)):
         try:
-            found[name] = np.asarray(load(name), np.float64)
+            values = load(name)
+            if values.dtype.kind in "mM":  # NumPy would count nanoseconds
+                raise TypeError(f"their type is {values.dtype}")
+            found[name] = np.asarray(values, np.float64)
         except (TypeError, ValueError) as error:
             raise UserError(f"column {name!r} of {file} holds values that are no numbers ({error})") from None
         if found[name].ndim != 1 or len(found[name]) != len(found[needed[0]]):

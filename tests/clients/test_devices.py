@@ -45,7 +45,7 @@ def test_impossible_rates_are_rejected(options: dict) -> None:
         devices(3, **options)
 
 
-def write(path: Path, columns: dict[str, list[float]]) -> None:
+def write(path: Path, columns: dict) -> None:
     """Write a table in the format that its name ends in."""
     if path.suffix == ".npz":
         np.savez(path, **{name: np.array(values) for name, values in columns.items()})
@@ -73,9 +73,11 @@ def test_rates_are_those_of_the_rows_or_of_the_column_client(name: str, tmp_path
         ({"speed": [1, 2]}, "has 2 rows for 3 clients. Give one row per client"),
         ({"rate": [1, 2, 3]}, "has no column 'speed'. Its columns are rate"),
         ({"speed": [1, np.nan, 3]}, "speed of client 1 is nan in .*Give finite numbers above 0"),
+        ({"speed": [1, 2, np.inf]}, "speed of client 2 is inf in"),
         ({"speed": [1, 2, 0]}, "speed of client 2 is 0 in"),
         ({"speed": [1, 2, 0], "client": [2, 1, 0]}, "speed of client 0 is 0 in"),
         ({"speed": ["a", "b", "c"]}, "column 'speed' of .* holds values that are no numbers"),
+        ({"speed": np.array([1, 2, 3], "M8[ns]")}, "column 'speed' of .* no numbers .their type is datetime64"),
         ({"speed": [1, 2, 3], "client": [0, 1, 1]}, "several rows of client 1"),
         ({"speed": [1, 2, 3], "client": [0, 1, 3]}, "column 'client' of .* holds 3. The 3 clients are 0 to 2"),
         ({"speed": [1, 2, 3], "client": [0, 1, 1.5]}, "column 'client' of .* holds 1.5"),
