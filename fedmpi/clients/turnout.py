@@ -154,8 +154,6 @@ class CohortDraw:
             facts["partial"] = int(np.count_nonzero(steps[counts]))
             arrived = replace(arrived, steps=steps[counts]) if facts["partial"] else arrived
         seconds = times[1] + times[0] + times[2]
-        if facts.get("partial"):
-            seconds[steps > 0] = np.minimum(seconds[steps > 0], deadline)  # after rounding
         stays, waits = np.full(len(clients), np.inf), 0.0
         if self.availability.leaves and not opening:
             until = self.availability.until(self._all(t))

@@ -33,7 +33,7 @@ CASES = {
     "lost": ["devices.deadline=6.5", "local.epochs=2"],
     "partial epochs": [*PARTIAL, "local.epochs=2", "local.drop_last=true"],
     "partial steps": [*PARTIAL, "local.steps=40", "clients.failure_rate=0.2"],
-    "over-selection": ["devices.deadline=6.5", "local.epochs=2", "clients.over_selection=1.5"],
+    "over-selection": ["devices.deadline=6.5", "clients.count=1", "clients.over_selection=5"],
     "no deadline": ["local.epochs=2"],
 }
 
@@ -272,6 +272,8 @@ def test_as_many_steps_fit_as_a_plain_loop_finds() -> None:
             passed, steps, at = passed + size, steps + 1, (at + size) % n
         found = steps_in(*(np.array([v], float) for v in (room, n, batch, n)))
         assert (int(found[0][0]), found[1][0]) == (steps, passed)
+    found = steps_in(*(np.array([v]) for v in (4.35 * 100, 60.0, 5.0)), None)  # 435 samples, less a rounding error
+    assert (found[0][0], found[1][0]) == (87, 435)
 
 
 def test_samplers_that_set_steps_do_not_take_partial_work() -> None:
