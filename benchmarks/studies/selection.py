@@ -1,15 +1,21 @@
 """The table of client selection: run the sweeps of jobs/experiments/selection, and print them as Markdown.
 
-    python -m benchmarks.studies.selection small --out runs/selection --csv selection.csv
+    python -m benchmarks.studies.selection medium --out runs/selection --csv selection.csv
     python -m benchmarks.studies.selection full --out runs/selection-full --jobs 8
 
-Finished runs are not repeated. A table is one metric in one setting: a data set, a label distribution and a number of
-clients per round. Its columns compare the samplers after equal rounds, at equal bytes, and at equal simulated seconds.
-Equal bytes and seconds are SHARE of those that the first sampler spends in the same seed. Between two evaluations a
-score is interpolated. A run that has ended before counts with its last score, marked by ≤. Values are means over seeds,
-and differences from the first sampler are paired by seed. Their intervals are corrected for all comparisons of the
-table (`fedmpi compare`). "ms" is the median time of a round, "choosing" the part of it that selects clients and
-measures them for it.
+Finished runs are not repeated. Each column of a table is a setting: a data set, a label distribution and a number of
+clients per round. The tables compare the samplers after equal rounds, at equal bytes, and at equal simulated seconds.
+Equal bytes and seconds are SHARE of those that the REFERENCE spends in the same seed. Between two evaluations a
+score is interpolated. A run that has ended before counts with its last score, marked by ≥. Values are means over seeds,
+and differences from the REFERENCE are paired by seed. Their intervals are corrected for all comparisons of a
+metric in a setting (`fedmpi compare`). A sampler that equals the REFERENCE in all seeds has no interval.
+
+Further tables have the rounds, bytes and seconds until a run first has the accuracy that the REFERENCE has after SHARE
+of its rounds, divided by those of the REFERENCE; the means are geometric. A run that never has it counts whole, and is
+marked by ≥.
+
+The last table has the cost of choosing: the mean time of a round, and of the part of it that selects clients and
+measures them for it. Its runs are short and follow one another, so that nothing else disturbs them.
 """
 
 from __future__ import annotations
@@ -24,42 +30,71 @@ import numpy as np
 
 import fedmpi
 from benchmarks.measure import table
-from benchmarks.studies.paper_intervals import COLUMNS
-from fedmpi.results.comparison import Difference, corrected, paired, spent
+from benchmarks.studies.paper_intervals import COLUMNS, Row, correct
+from fedmpi.common.types import Floats
+from fedmpi.results.comparison import paired, spent
 from fedmpi.results.loading import OneRun, read_runs
 
 FILES = Path("jobs/experiments/selection")
-SWEEPS = {"small": ("mnist-small", "cifar10-small"), "full": ("mnist", "femnist", "cifar10")}
-METRICS = {"test_accuracy": "accuracy", "client_accuracy_worst10": "worst 10 %"}
-AXES = {"round": "equal rounds", "megabytes": "equal bytes", "virtual_seconds": "equal seconds"}
-SHARE = 0.5
+SWEEPS = {
+    "small": ("mnist-small",),
+    "medium": ("mnist-small", "cifar10-small"),
+    "full": ("mnist", "femnist", "cifar10"),
+}
+TARGET = "target"
+METRICS = {
+    "test_accuracy": "accuracy at equal",
+    "client_accuracy_worst10": "worst 10 % at equal",
+    TARGET: "cost of the target in",
+}
+AXES = {"round": "rounds", "megabytes": "bytes", "virtual_seconds": "seconds"}
+REFERENCE, SHARE = "uniform", 0.5
+VERSUS, ENDED = f"against {REFERENCE}", "ended before"
 CHOOSING = ("plan", "inquire")
 """Phases of a round that select clients and measure them for it."""
+COST = "cost"
+"""Sweep for the cost of choosing."""
 Samplers = dict[str, dict[int, OneRun]]
 """Runs of a setting by sampler and seed."""
 
 
 def settings(places: Sequence[Path]) -> dict[str, Samplers]:
-    """Return the finished runs by setting; the samplers in the order of the sweep."""
+    """Return the finished runs by setting and sampler, the reference first."""
     found: dict[str, Samplers] = defaultdict(lambda: defaultdict(dict))
     for place in places:
         for run in (run for run in read_runs([place]) if run.ending == "finished"):
             setting = f"{place.name}, {run.labels['data.source']}, m = {run.table['clients.count']}"
             found[setting][str(run.labels["run"])][run.seed] = run
-    return {setting: dict(runs) for setting, runs in found.items()}
+    return {setting: {REFERENCE: runs[REFERENCE], **runs} for setting, runs in found.items()}
+
+
+def curve(run: OneRun, metric: str, axis: str) -> tuple[Floats, Floats]:
+    """Return what was spent on an axis at each evaluation, and the metric in percent, (e,) each."""
+    scored = [place for place, record in enumerate(run.records) if record.get(metric) is not None]
+    return spent(run.records)[axis][scored], 100 * np.array([run.records[place][metric] for place in scored])
 
 
 def score(run: OneRun, metric: str, axis: str, budget: float) -> tuple[float, bool]:
     """Return the metric in percent when so much is spent on an axis, and whether the run had ended before."""
-    scored = [place for place, record in enumerate(run.records) if record.get(metric) is not None]
-    used, values = spent(run.records)[axis][scored], [run.records[place][metric] for place in scored]
-    return 100 * float(np.interp(budget, used, values)), bool(used[-1] < budget * (1 - 1e-9))
+    used, values = curve(run, metric, axis)
+    return float(np.interp(budget, used, values)), bool(used[-1] < budget * (1 - 1e-9))
+
+
+def passage(run: OneRun, axis: str, target: float) -> tuple[float, bool]:
+    """Return what is spent on an axis when the accuracy first reaches the target, and whether it never does."""
+    used, values = curve(run, "test_accuracy", axis)
+    best = np.maximum.accumulate(values)
+    return float(np.interp(target, best, used)), bool(best[-1] < target)
+
+
+def common_seeds(runs: Samplers) -> list[int]:
+    return sorted(set.intersection(*(set(by_seed) for by_seed in runs.values())))
 
 
 def scores(runs: Samplers, metric: str) -> dict[tuple[str, str], tuple[list[float], bool]]:
     """Return the scores of each sampler and axis over the seeds that all samplers have."""
-    first = next(iter(runs.values()))
-    seeds = sorted(set.intersection(*(set(by_seed) for by_seed in runs.values())))
+    first = runs[REFERENCE]
+    seeds = common_seeds(runs)
     found = {}
     for axis in AXES:
         share = 1.0 if axis == "round" else SHARE
@@ -70,15 +105,75 @@ def scores(runs: Samplers, metric: str) -> dict[tuple[str, str], tuple[list[floa
     return found
 
 
-def milliseconds(runs: Samplers, name: str) -> list[str]:
-    """Return the median time of a sampler's rounds, and of its choice, without first rounds."""
-    records = [record for run in runs[name].values() for record in run.records[1:]]
-    choosing = [sum(record["phase_seconds"].get(phase, 0.0) for phase in CHOOSING) for record in records]
-    return [f"{1e3 * float(np.median(times)):.1f}" for times in ([r["seconds"] for r in records], choosing)]
+def passages(runs: Samplers) -> dict[tuple[str, str], tuple[list[float], bool]]:
+    """Return the logarithm of what each sampler spends on each axis until the target, relative to the reference."""
+    first, found = runs[REFERENCE], {}
+    half = {seed: score(first[seed], "test_accuracy", "round", SHARE * len(first[seed].records))[0] for seed in first}
+    for axis in AXES:
+        usual = {seed: passage(first[seed], axis, half[seed])[0] for seed in first}
+        for name, by_seed in runs.items():
+            values = {seed: passage(by_seed[seed], axis, half[seed]) for seed in common_seeds(runs)}
+            logarithms = [float(np.log(value / usual[seed])) for seed, (value, _) in values.items()]
+            found[name, axis] = logarithms, any(never for _, never in values.values())
+    return found
 
 
-def signed(value: float) -> str:
-    return f"{value:+.1f}".replace("-", "−")
+def costs(place: Path) -> str:
+    """Return the table of the cost of choosing, without the first round and the last, which is evaluated."""
+    by_setting = settings([place])
+    rows: dict[str, list[object]] = defaultdict(list)
+    for runs in by_setting.values():
+        for name, by_seed in runs.items():
+            records = [record for run in by_seed.values() for record in run.records[1:-1]]
+            choosing = [sum(record["phase_seconds"].get(phase, 0.0) for phase in CHOOSING) for record in records]
+            rows[name] += [
+                f"{1e3 * float(np.mean(times)):.1f}" for times in ([r["seconds"] for r in records], choosing)
+            ]
+    counts = [setting.rpartition(", ")[2] for setting in by_setting]
+    heads = [f"{count}: {words}, ms" for count in counts for words in ("round", "choosing")]
+    return table(["sampler", *heads], [[name, *cells] for name, cells in rows.items()])
+
+
+def lines_of(setting: str, runs: Samplers) -> list[Row]:
+    """Return the rows of the data file of a setting, not corrected."""
+    lines = []
+    for metric, words in METRICS.items():
+        ratio = metric == TARGET
+        values = passages(runs) if ratio else scores(runs, metric)
+        for (name, axis), (one, ended) in values.items():
+            line = dict.fromkeys(COLUMNS, "") | {"table": f"{setting}: {words}", "row": name, "column": AXES[axis]}
+            line |= {"n": str(len(one)), "note": ENDED if ended else ""}
+            mean, deviation = float(np.mean(one)), float(np.std(one, ddof=1))
+            lines.append(
+                line | {"value": f"{np.exp(mean) if ratio else mean:.2f}", "sd": f"{deviation:.2f}" * (not ratio)}
+            )
+            pair = paired(one, values[REFERENCE, axis][0])
+            if pair.error > 0:
+                numbers = {"value": pair.mean, "low": pair.low, "high": pair.high}
+                texts = {key: f"{np.exp(number) if ratio else number:.2f}" for key, number in numbers.items()}
+                lines.append(line | {"row": f"{name} {VERSUS}", "scale": "ratio" if ratio else ""} | texts)
+    return lines
+
+
+def cell(lines: list[Row], of: str, name: str, axis: str) -> str:
+    """Return a score, and its difference from the reference with its interval, bold if that excludes zero (or one)."""
+    found = {line["row"]: line for line in lines if line["table"] == of and line["column"] == axis}
+    score, difference = found[name], found.get(f"{name} {VERSUS}")
+    mark = "≥ " if score["note"] else ""
+    if difference is None:
+        return mark + score["value"]
+    ratio = difference["scale"] == "ratio"
+    value, low, high = (
+        difference[key] if ratio else f"{float(difference[key]):+.2f}".replace("-", "−")
+        for key in ("value", "corrected_low", "corrected_high")
+    )
+    interval = f"{value} [{low}, {high}]"
+    interval = f"**{interval}**" if difference["significant"] == "yes" else interval
+    return mark + (interval if ratio else f"{score['value']}, {interval}")
+
+
+def names(found: dict[str, Samplers]) -> list[str]:
+    return [*next(iter(found.values()))]
 
 
 def main() -> None:
@@ -91,44 +186,23 @@ def main() -> None:
     places = [asked.out / name for name in SWEEPS[asked.size]]
     for place in places:
         fedmpi.sweep(FILES / f"{place.name}.toml", place, jobs=asked.jobs)
-    lines: list[dict[str, object]] = []
-    for setting, runs in settings(places).items():
-        first, *others = runs
-        for metric, words in METRICS.items():
-            found = scores(runs, metric)
-            pairs = {
-                (name, axis): paired(found[name, axis][0], found[first, axis][0]) for name in others for axis in AXES
+    fedmpi.sweep(FILES / f"{COST}.toml", asked.out / COST, jobs=1)
+    found = settings(places)
+    lines = [line for setting, runs in found.items() for line in lines_of(setting, runs)]
+    correct([line for line in lines if line["low"]])
+    for words in METRICS.values():
+        for axis in AXES.values():
+            shown = {
+                name: [cell(lines, f"{setting}: {words}", name, axis) for setting in found] for name in names(found)
             }
-            shown = {key: text(*found[key], None) for key in found if key[0] == first}
-            for key, difference in zip(pairs, corrected(list(pairs.values())), strict=True):
-                shown[key] = text(*found[key], difference)
-            rows = [[name, *milliseconds(runs, name), *(shown[name, axis] for axis in AXES)] for name in runs]
-            print(f"\n{setting}: {words}, n = {len(found[first, 'round'][0])}\n")
-            print(table(["sampler", "ms", "choosing", *AXES.values()], rows))
-            for (name, axis), (values, ended) in found.items():
-                line = dict.fromkeys(COLUMNS, "") | {"table": f"{setting}: {words}", "row": name, "column": AXES[axis]}
-                lines.append(
-                    line | {"n": len(values), "value": f"{np.mean(values):.2f}", "sd": f"{np.std(values, ddof=1):.2f}"}
-                )
-                lines[-1]["note"] = "ended before" if ended else ""
-                if (name, axis) in pairs:
-                    one = pairs[name, axis]
-                    limits = {"value": f"{one.mean:.2f}", "sd": "", "low": f"{one.low:.2f}", "high": f"{one.high:.2f}"}
-                    lines.append(line | {"row": f"{name} minus {first}", "n": one.n, **limits})
+            print(f"\n{words} {axis}\n")
+            print(table(["sampler", *found], [[name, *cells] for name, cells in shown.items()]))
+    print(f"\ncost of choosing\n\n{costs(asked.out / COST)}")
     if asked.csv is not None:
         with open(asked.csv, "w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
             writer.writeheader()
             writer.writerows(lines)
-
-
-def text(values: Sequence[float], ended: bool, difference: Difference | None) -> str:
-    """Return a cell: the mean over seeds, and the difference with its interval, bold if that excludes zero."""
-    mean = f"{'≤ ' if ended else ''}{np.mean(values):.1f}"
-    if difference is None:
-        return mean
-    interval = f"{signed(difference.mean)} [{signed(difference.low)}, {signed(difference.high)}]"
-    return f"{mean}, **{interval}**" if difference.significant else f"{mean}, {interval}"
 
 
 if __name__ == "__main__":

@@ -13,10 +13,10 @@ import fedmpi
 from benchmarks.studies.fedsso_curves import excess, rows
 from benchmarks.studies.fedsso_strata import draw, look, plane
 from benchmarks.studies.letter_laws import BYMERGE, BYMERGE_STOCK, Population, row
-from benchmarks.studies.selection import scores, text
+from benchmarks.studies.paper_intervals import correct
+from benchmarks.studies.selection import cell, lines_of, passages, scores
 from data_prep.partitions.astraea import class_shares
 from fedmpi.data.statistics import kl_divergence
-from fedmpi.results.comparison import paired
 from fedmpi.results.loading import OneRun
 from tests.data_prep.command import main as prepare
 
@@ -77,7 +77,7 @@ def test_samplers_are_compared_at_equal_bytes_and_after_their_end(tmp_path: Path
     def run(bytes_per_round: int, accuracies: list[float]) -> OneRun:
         records: list[dict[str, Any]] = [
             {"round": t, "bytes_client_up": bytes_per_round, "virtual_seconds": 1.0, "phase_seconds": {}}
-            | ({"test_accuracy": accuracies[t // 2]} if t % 2 else {})
+            | (dict.fromkeys(("test_accuracy", "client_accuracy_worst10"), accuracies[t // 2]) if t % 2 else {})
             for t in range(2 * len(accuracies))
         ]
         return OneRun(tmp_path, {}, records, {}, "finished")
@@ -95,4 +95,14 @@ def test_samplers_are_compared_at_equal_bytes_and_after_their_end(tmp_path: Path
     )  # 3 of 6 MB: between 2 and 4
     assert found["dear", "megabytes"] == ([pytest.approx(30)] * 2, False)  # 3 MB are less than the 4 of its first score
     assert found["cheap", "megabytes"] == ([pytest.approx(40)] * 2, True)  # all its rounds take 0.6 MB
-    assert text([30.0, 31.0], True, paired([30.0, 31.0], [10.0, 11.1])) == "≤ 30.5, **+19.9 [+19.3, +20.6]**"
+    cost = passages(runs)  # of 15 %, which "uniform" has after 3 rounds and 3 MB
+    assert cost["uniform", "round"] == ([0.0, 0.0], False)
+    assert np.exp(cost["dear", "round"][0]) == pytest.approx([2 / 3] * 2)  # its first score, after 2 rounds
+    assert np.exp(cost["dear", "megabytes"][0]) == pytest.approx([4 / 3] * 2)
+    lines = lines_of("toy", runs)
+    correct([line for line in lines if line["low"]])
+    assert cell(lines, "toy: accuracy at equal", "uniform", "rounds") == "30.50"
+    half = 12.706 * 0.5  # of t with one degree of freedom; all comparisons of the table are significant
+    shown = f"50.00, **+19.50 [+{19.5 - half:.2f}, +{19.5 + half:.2f}]**"
+    assert cell(lines, "toy: accuracy at equal", "dear", "rounds") == shown
+    assert cell(lines, "toy: cost of the target in", "dear", "rounds") == "0.67", "equal in all seeds: no interval"
