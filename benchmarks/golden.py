@@ -40,12 +40,13 @@ SMALL: dict[str, dict[str, Any]] = {
     "fedsts": STRATA,
 }
 """Presets run with the papers' values instead of those for the digits, except what 20 clients need smaller."""
+SEQUENTIAL = ("ditto", "fedrep", "per-fedavg", "fedbn")
 
 
 def engine(preset: Preset, ranks: int) -> str:
     """Return the engine that trains a preset's run."""
-    if preset.table.get("topology", {}).get("name") == "mediators":
-        return "auto"  # a model is relayed between clients, and only one engine can do that
+    if preset.table.get("topology", {}).get("name") == "mediators" or preset.name in SEQUENTIAL:
+        return "auto"  # only one engine can train it
     return "sequential" if ranks == 1 else "batched"
 
 
