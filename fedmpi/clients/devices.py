@@ -144,23 +144,19 @@ def rates_of(part: Component, made: Any, view: View, default: float = RATES["spe
     return rates
 
 
-def participant_seconds(
-    devices: Devices, clients: Ints, samples: Ints | Floats, bytes_down: int, bytes_up: int
-) -> Floats:
-    """Return the simulated seconds until each selected client's update has arrived, float64 (m,).
-
-    samples / speed + bytes_down / download + bytes_up / upload.
+def phases(devices: Devices, clients: Ints, samples: Ints | Floats, bytes_down: int, bytes_up: int) -> Floats:
+    """Return the simulated seconds of each client's download, training and upload, float64 (3, m).
 
     `samples` (m,) pass through the model: local steps × batch size.
     """
-    download, training, upload = phases(devices, clients, samples, bytes_down, bytes_up)
-    return np.asarray(training + download + upload)
-
-
-def phases(devices: Devices, clients: Ints, samples: Ints | Floats, bytes_down: int, bytes_up: int) -> Floats:
-    """Return the simulated seconds of each client's download, training and upload, float64 (3, m)."""
     transfers = bytes_down / devices.download[clients], bytes_up / devices.upload[clients]
     return np.stack([transfers[0], samples / devices.speed[clients], transfers[1]])
+
+
+def total(times: Floats) -> Floats:
+    """Return the simulated seconds from the start of each client until its update arrives, float64 (m,)."""
+    download, training, upload = times
+    return np.asarray(training + download + upload)
 
 
 def steps_in(samples: Floats, used: Floats, batch: Floats, per_pass: Floats | None) -> tuple[Ints, Floats]:

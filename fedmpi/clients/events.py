@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedmpi.clients.availability import FOREVER
 from fedmpi.clients.cohort import Cohort, cohort_size
@@ -20,7 +19,7 @@ from fedmpi.clients.devices import survivors
 from fedmpi.clients.turnout import CohortDraw
 from fedmpi.common.calling import refuse_result
 from fedmpi.common.streams import Purpose
-from fedmpi.common.types import AnyArray, Floats, Ints
+from fedmpi.common.types import AnyArray, Bools, Floats, Ints
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,9 +32,7 @@ class Start(NamedTuple):
     """A client that has received the model; starts compare by the time of arrival."""
 
     arrival: float  # Simulated seconds since the start of the run at which its update arrives
-    number: (
-        int  # Place among all starts of the run; of updates that arrive at the same time, the earlier start is first
-    )
+    number: int  # Place among all starts of the run; the earlier start is first if both arrive at the same time
     client: int
     version: int  # Round at whose beginning the model that it received was the current one
     repeat: int  # Number of earlier starts of this client from the same version
@@ -72,7 +69,7 @@ class EventQueue:
         """Return the starts in flight whose updates are not lost, in the order of arrival."""
         return sorted(start for start in self._heap if not start.lost)
 
-    def start(self, version: int, cohort: Cohort, seconds: Floats, lost: NDArray[np.bool_]) -> None:
+    def start(self, version: int, cohort: Cohort, seconds: Floats, lost: Bools) -> None:
         """Start the clients (k,) of a cohort from the current version, each for so many seconds (k,)."""
         columns = (values.tolist() for values in (cohort.clients, cohort.multiplicity, lost, seconds))
         for client, times, away, duration in zip(*columns, strict=True):
@@ -120,7 +117,7 @@ class EventQueue:
 class PlaceDraw(CohortDraw):
     """Draw of clients for free places in flight."""
 
-    def fill(self, t: int, turn: int, places: int, busy: Ints) -> tuple[Cohort, Floats, NDArray[np.bool_]]:
+    def fill(self, t: int, turn: int, places: int, busy: Ints) -> tuple[Cohort, Floats, Bools]:
         """Draw up to so many idle clients, for the given time in round t.
 
         Returns the cohort (k,), the simulated seconds until each update arrives (k,), and a mask of lost updates (k,).

@@ -19,11 +19,11 @@ from fedmpi.clients.devices import (
     draw_devices,
     first_to_arrive,
     joules,
-    participant_seconds,
     phases,
     restricted,
     steps_in,
     survivors,
+    total,
 )
 from fedmpi.clients.sampler import ClientNumbers, ClientSampler, PastRounds, View
 from fedmpi.clients.strata import Strata
@@ -104,7 +104,7 @@ class CohortDraw:
         if self.availability.leaves:
             self.availability.until(self._all(0))  # rejects a table that does not fit the clients
         if devices is not None and config.clients.over_selection > 1:
-            self._check_arrival(self._seconds(np.arange(len(self.sizes)), self.sizes, opening=False))
+            self._check_arrival(total(self._phases(np.arange(len(self.sizes)), self.sizes, opening=False)))
 
     def _check_arrival(self, seconds: Floats) -> None:
         """Reject weights that need π_k if over-selection takes some clients before others regardless of the draw."""
@@ -153,7 +153,7 @@ class CohortDraw:
             steps = self._shorten(asked, pool, times, deadline)
             facts["partial"] = int(np.count_nonzero(steps[counts]))
             arrived = replace(arrived, steps=steps[counts]) if facts["partial"] else arrived
-        seconds = times[1] + times[0] + times[2]
+        seconds = total(times)
         stays, waits = np.full(len(clients), np.inf), 0.0
         if self.availability.leaves and not opening:
             until = self.availability.until(self._all(t))
@@ -192,7 +192,7 @@ class CohortDraw:
 
         The seconds (3, a) of these clients are changed to those of the shorter work.
         """
-        local, late = self.config.local, np.flatnonzero(times[1] + times[0] + times[2] > deadline)
+        local, late = self.config.local, np.flatnonzero(total(times) > deadline)
         clients, transfers = asked.clients[late], times[0, late] + times[2, late]
         used = self._used(clients, pool)
         used = used if asked.budget is None else np.minimum(used, asked.budget[late])
@@ -250,7 +250,8 @@ class CohortDraw:
         view, candidates = self._views[t]
         view.measured.update(measured)
         if "seconds" in self.sampler.measures:
-            view.measured["seconds"][candidates] = self._seconds(candidates, self.sizes[view.available], opening=False)
+            times = self._phases(candidates, self.sizes[view.available], opening=False)
+            view.measured["seconds"][candidates] = total(times)
         if "download_seconds" in self.sampler.measures:
             view.measured["download_seconds"][candidates] = self.bytes_down / self._devices.download[candidates]
         if "upload_seconds" in self.sampler.measures:
@@ -292,16 +293,12 @@ class CohortDraw:
         part = self.config.clients
         return cohort_size(clients if part.fraction is not None else len(self.sizes), part.count, part.fraction)
 
-    def _seconds(self, clients: Ints, pool: Ints, opening: bool, cohort: Cohort | None = None) -> Floats:
-        """Return simulated seconds of each client, with the work that the cohort of these clients sets, if it is given.
-
-        `pool` are the sizes of the clients that share the sample budget K, if samples are drawn.
-        """
-        download, training, upload = self._phases(clients, pool, opening, cohort)
-        return np.asarray(training + download + upload)
-
     def _phases(self, clients: Ints, pool: Ints, opening: bool, cohort: Cohort | None = None) -> Floats:
-        """Return the simulated seconds of each client's download, training and upload, float64 (3, m)."""
+        """Return the simulated seconds of each client's download, training and upload, float64 (3, m).
+
+        `pool` are the sizes of the clients that share the sample budget K, if samples are drawn. The cohort of these
+        clients sets their work, if it is given.
+        """
         if opening:
             probed = {"full": np.inf, "batch": self.config.local.batch_size, "sample": 1}[probe_of(self.config)]
             passed: Floats = np.minimum(self.sizes[clients], np.inf if probed == "all" else probed)
@@ -322,7 +319,7 @@ class CohortDraw:
         steps : int64 (m,), optional
             Its local steps, if not those of the configuration.
         """
-        return participant_seconds(self._devices, clients, self._passed(used, steps), self.bytes_down, self.bytes_up)
+        return total(phases(self._devices, clients, self._passed(used, steps), self.bytes_down, self.bytes_up))
 
     def _passed(self, used: Ints | Floats, steps: Ints | None = None) -> Floats:
         """Return the samples that pass through the model on each client, of the samples that it uses (m,)."""

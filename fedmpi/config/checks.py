@@ -98,18 +98,9 @@ def _measured(c: ConfigTables) -> Rows:
         "clients.sampler clients.sampler.features",
         "importance draws need the norms of gradients. Choose other features, or uniform draws",
     )
-    late = c.devices is not None and counts_late(c)
-    yield (
-        late and c.clients.over_selection > 1,
-        "clients.over_selection samples.sampler",
-        f"{CHOSEN_LATE}. Set clients.over_selection = 1",
-    )
-    deadline = c.devices is not None and c.devices.deadline is not None
-    for key, times in {
-        "devices.deadline": deadline,
-        "devices.power": c.devices is not None and c.devices.power is not None,
-        "clients.availability": _leaves(c),
-    }.items():
+    late, invites = c.devices is not None and counts_late(c), c.clients.over_selection > 1
+    yield late and invites, "clients.over_selection samples.sampler", f"{CHOSEN_LATE}. Set clients.over_selection = 1"
+    for key, times in _times(c).items():
         yield times and late, f"{key} samples.sampler", f'{CHOSEN_LATE}. Set samples.sampler = "all"'
         yield times and _mediators(c), f"{key} topology", "only a star counts the time of single clients"
     yield _leaves(c) and c.devices is None, "clients.availability", "it follows simulated time. Set devices = true"
@@ -150,8 +141,8 @@ def _asynchronous(c: ConfigTables) -> Rows:
         ("clients.sampler", c.clients.sampler.name == "shuffled", "its epochs have rounds of equal cohorts"),
         ("clients.sampler", bool(measures or needs - {"history", "seconds"}), f"it measures clients, and {APART}"),
         ("clients.over_selection", c.clients.over_selection > 1, "no round ends before all updates have arrived"),
-        ("devices.deadline", c.devices is not None and c.devices.deadline is not None, "set topology.period instead"),
-        ("devices.power", c.devices is not None and c.devices.power is not None, "energy is counted in a star only"),
+        ("devices.deadline", _times(c)["devices.deadline"], "set topology.period instead"),
+        ("devices.power", _times(c)["devices.power"], "energy is counted in a star only"),
         ("samples.sampler", c.samples.sampler.name != "all", "it draws the samples of all clients of a round together"),
         ("server.weights", learns, f'{APART}. Set server.weights = "uniform" or "samples"'),
         ("privacy.clip_norm", c.privacy.clip_norm is not None, "no account of ε counts updates of several rounds"),
@@ -210,10 +201,9 @@ def _sums(c: ConfigTables) -> Rows:
     lowest = min(law.options["by_label"]) if law.name == "label-group" else 1.0
     strata = weights.name != "stratified" or "strata" in _needs(c)
     yield not strata, "server.weights clients.sampler", 'set clients.sampler = "stratified"'
-    deadline = c.devices is not None and c.devices.deadline is not None
-    for key, unknown in {"devices.deadline": deadline, "clients.availability": _leaves(c)}.items():
+    for key in ("devices.deadline", "clients.availability"):
         yield (
-            weights.name == "unbiased" and unknown,
+            weights.name == "unbiased" and _times(c)[key],
             f"server.weights {key}",
             "the probability that a client's update arrives in time is unknown, and some never do. Set server.weights "
             '= "normalized"',
@@ -383,6 +373,12 @@ def counts_late(c: ConfigTables) -> bool:
 def _leaves(c: ConfigTables) -> bool:
     """Check whether clients come and go in simulated time."""
     return hasattr(c.clients.availability.object, "until")
+
+
+def _times(c: ConfigTables) -> dict[str, bool]:
+    """Return whether each key is set that needs the simulated time of single clients."""
+    device = {f"devices.{key}": getattr(c.devices, key, None) is not None for key in ("deadline", "power")}
+    return device | {"clients.availability": _leaves(c)}
 
 
 def attacks_updates(c: ConfigTables) -> bool:

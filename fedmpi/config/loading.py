@@ -222,9 +222,10 @@ def put_over(older: Values, newer: Mapping[str, Any]) -> None:
     """Put newer values over older ones; another component drops the options of the one that it replaces."""
     for key, value in newer.items():
         if value != older.get(key, _default_name(key)):
-            for option in [name for name in older if name.startswith(f"{key}.")]:
-                if not option.startswith(OF_EVERY_MODEL):
-                    del older[option]
+            for option in [
+                name for name in older if name.startswith(f"{key}.") and not name.startswith(OF_EVERY_MODEL)
+            ]:
+                del older[option]
     older.update(newer)
 
 

@@ -100,9 +100,8 @@ class Accounts:
     @property
     def _kept(self) -> dict[str, Any]:
         """The accounts of this run by their names in a checkpoint."""
-        accounts: dict[str, Any] = {"ledger": self.ledger, "accountant": self.accountant, "usage": self.usage}
-        accounts["consumption"] = self.consumption
-        return {name: account for name, account in accounts.items() if account is not None}
+        names = ("ledger", "accountant", "usage", "consumption")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     def state(self) -> dict[str, Tensor]:
         """Return the accounts as tensors, for a checkpoint."""

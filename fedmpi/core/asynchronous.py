@@ -185,17 +185,10 @@ class AsyncTrainer(Trainer):
         self._given: set[int] = set()  # numbers of the starts that are trained, on any rank
         self._kept: dict[int, tuple[Tensor, WorkReport]] = {}  # updates of this rank that wait for their step
 
-    def train(
-        self,
-        plan: Plan,
-        model: Tensor,
-        total: Accumulator,
-        further: Mapping[str, Accumulator] | None = None,
-        trial: bool = False,
-    ) -> RankWork:
+    def train(self, plan: Plan, model: Tensor, total: Accumulator, *others: Any, **more: Any) -> RankWork:
         """Add the weighted updates that enter the step to `total`; train further ones if a worker would idle."""
         numbers, _, versions, repeats = plan.flight
-        members, work = len(plan.clients), RankWork()
+        members, report, places, due = len(plan.clients), WorkReport(), 0, 0
         if not self._began:
             self._began, most, megabytes = True, self.topology.in_flight, model.nbytes / 1e6
             what = "memory: at most %d models (%.1f MB each) on every rank, and as many updates over all ranks together"
@@ -206,21 +199,23 @@ class AsyncTrainer(Trainer):
                 group = mine[keys[mine] == key]
                 if len(now := group[group < members]):
                     into = self._into(plan, int(now[0]), model, total)
-                    tasks, report = self._train(plan, now, model, into, merges=into is total)
-                    work = _added(work, report, len(now), len(tasks))
+                    tasks, done = self._train(plan, now, model, into, merges=into is total)
+                    report += done
+                    places, due = places + len(now), due + len(tasks)
                 for place in group[group >= members].tolist():
                     keeper = Keeper()
-                    _, report = self._train(plan, np.array([place]), model, keeper)
-                    self._kept[int(numbers[place])] = keeper.update, report
+                    _, done = self._train(plan, np.array([place]), model, keeper)
+                    self._kept[int(numbers[place])] = keeper.update, done
             for place in np.flatnonzero(np.isin(numbers[:members], [*self._kept])).tolist():
-                update, report = self._kept.pop(int(numbers[place]))
+                update, done = self._kept.pop(int(numbers[place]))
                 tasks = self._tasks(self._part(plan, np.array([place])))
                 for task in tasks:
                     self._into(plan, place, model, total).add(update, task.coefficient, task.client)
-                    report.weight, report.load_seconds = task.coefficient, 0.0
-                work = _added(work, report, 1, len(tasks))
+                    done.weight, done.load_seconds = task.coefficient, 0.0
+                report += done
+                places, due = places + 1, due + len(tasks)
         self._keep_versions(plan, model)
-        return work
+        return RankWork(report, places, due)
 
     def _mine(self, plan: Plan) -> Ints:
         """Return the places in `plan.flight` of the starts that this rank trains now, sorted by client.
@@ -300,9 +295,3 @@ class AsyncTrainer(Trainer):
         """Restore the versions of a checkpoint."""
         if VERSIONS in state:
             self.models = dict(zip(state[VERSIONS].tolist(), state[MODELS].unbind(), strict=True))
-
-
-def _added(work: RankWork, report: WorkReport, places: int, due: int) -> RankWork:
-    """Add the work on some starts."""
-    work.report.__iadd__(report)
-    return replace(work, places=work.places + places, due=work.due + due)

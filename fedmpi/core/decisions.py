@@ -86,8 +86,7 @@ class Decisions:
         if not seen:
             return clients[:0], {}
         assert self.measure is not None
-        first, last = np.searchsorted(clients, self.layout.owned)
-        mine = clients[first:last]
+        mine = self.layout.own(clients)
         everybody, tables = (self.cluster.gather(part) for part in (mine, self.measure(t, model, mine, seen).ravel()))
         if everybody is None or tables is None:
             return clients[:0], {}

@@ -217,7 +217,7 @@ class ClientsView:
             if self.homes is not None:
                 trained = clients[used[clients]]
                 self.homes.bring(trained, self.layout.ranks(self.layout.owners(trained)))
-            gathered = self._gathered(self._owned(clients), partial(self._personal, plan, w, used), 5)
+            gathered = self._gathered([self.layout.own(clients)], partial(self._personal, plan, w, used), 5)
             if gathered is not None:
                 table |= {f"personal_{name}": column for name, column in self._scores(gathered).items()}
                 copy = np.nan_to_num(gathered[:, 4], nan=-1).astype(np.int64)
@@ -230,19 +230,14 @@ class ClientsView:
         Personal values are those of the client, which `look` has brought to its owner.
         """
         clients, parts = self._shares(plan)
-        parts = self._owned(clients) if self.model.personal else parts
+        parts = [self.layout.own(clients)] if self.model.personal else parts
         gathered = self._gathered(parts, partial(self._tuned, plan, w))
         if gathered is None:
             return None
         return {f"tuned_{name}": column for name, column in self._scores(gathered).items()}
 
-    def _owned(self, clients: Ints) -> list[Ints]:
-        """Return this rank's own among the clients, as one part."""
-        first, last = np.searchsorted(clients, self.layout.owned)
-        return [clients[first:last]]
-
     def _personal(self, plan: Plan, w: Tensor, used: Bools, clients: Ints) -> Floats:
-        """Return the sums (k, 4) of a part's clients, each for its personal model, and the copy of the model it uses.
+        """Return the sums (k, 5) of a part's clients, each for its personal model, and the copy of the model it uses.
 
         They are NaN before the first selection, and for clients with too few samples to train on.
         """
@@ -304,8 +299,7 @@ class ClientsView:
             limits = rows[-1] * np.arange(workers + 1) // workers
             first, last = np.searchsorted(rows[:-1], limits[worker : worker + 2])
         else:
-            owned = self.layout.boundaries[worker : worker + 2]
-            first, last = np.searchsorted(clients[borders[:-1]], owned)
+            first, last = np.searchsorted(clients[borders[:-1]], self.layout.owned)
         return int(first), int(last)
 
     def _gathered(self, parts: list[Ints], measure: SumsOfClients, columns: int = 4) -> Floats | None:

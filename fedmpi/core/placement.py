@@ -92,6 +92,11 @@ class Layout:
             return 0, 0
         return int(self.boundaries[self.worker]), int(self.boundaries[self.worker + 1])
 
+    def own(self, clients: Ints) -> Ints:
+        """Return those of the clients, sorted, that this rank owns."""
+        first, last = np.searchsorted(clients, self.owned)
+        return clients[first:last]
+
 
 def shares_data(config: Config, cluster: Cluster, sizes: Ints, description: DataDescription) -> bool:
     """Return whether any worker may train any client (`cluster.placement`)."""

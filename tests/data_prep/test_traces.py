@@ -13,7 +13,7 @@ import pytest
 from data_prep.__main__ import run as prepare
 from fedmpi import UserError
 from fedmpi.clients.availability import ClientAvailability
-from fedmpi.clients.devices import draw_devices, participant_seconds
+from fedmpi.clients.devices import draw_devices, phases, total
 from fedmpi.clients.sampler import View
 from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
@@ -89,7 +89,7 @@ def test_activity_and_completion_times_are_those_of_fedscale(converted: Path) ->
     assert config.devices is not None
     sizes, streams = np.ones(N, np.int64), Streams(1)
     found = draw_devices(streams, sizes, config.devices)
-    seconds = participant_seconds(found, np.arange(N), np.full(N, 20 * 32), 4_000_000, 1_000_000)
+    seconds = total(phases(found, np.arange(N), np.full(N, 20 * 32), 4_000_000, 1_000_000))
     expected = [phone.seconds(20 * 32, 4_000_000, 1_000_000) for phone in phones]
     np.testing.assert_allclose(seconds, expected, rtol=1e-9)
     there, clocks = (
