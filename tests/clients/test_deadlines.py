@@ -1,4 +1,6 @@
-"""Deadlines, intervals of availability and energy: runs against a plain loop; ranks and resumptions."""
+"""Deadlines, intervals of availability and energy: runs against a plain loop.
+
+Ranks and resumptions: tests/reference."""
 
 from __future__ import annotations
 
@@ -11,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import fedmpi
 from fedmpi import UserError
 from fedmpi.clients.availability import FOREVER, Intervals
 from fedmpi.clients.devices import steps_in
@@ -20,9 +21,7 @@ from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
 from fedmpi.core.placement import planned_cost
 from fedmpi.local.work import LocalRule, schedule, step_count
-from fedmpi.results.loading import read_records
 from tests.end_to_end.in_process import QUIET, run
-from tests.mpi.launch import run_mpi
 from tests.reference.plain_data import AVAILABILITY, Network, Population, stream
 from tests.reference.plain_draws import draw_cohort
 from tests.reference.plain_loop import batches, train
@@ -164,30 +163,6 @@ def test_rounds_with_deadlines_and_intervals_are_those_of_a_plain_loop(
         columns = done.experiment.decisions.planner.accounts.of_clients(np.arange(N))
         np.testing.assert_array_equal(columns["bytes"], plain.bytes)
         np.testing.assert_allclose(columns["joules"], plain.joules)
-
-
-@pytest.mark.slow
-def test_ranks_and_resumptions_run_the_same_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    given = [*settings_of("partial epochs", tmp_path), "server.exact=true", "checkpoint.every=1"]
-    given += ["evaluation.clients=4", "evaluation.clients_every=1"]
-    fedmpi.run(load_config(None, given), out="alone")
-    calls = iter(range(9))
-    fedmpi.run(load_config(None, given), out="cut", stop=lambda: next(calls) == 3)
-    fedmpi.run(load_config(None, given), out="cut", resume=True)
-    words = [word for one in given for word in ("--set", one)]
-    for ranks in (2, 3):
-        done = run_mpi(ranks, ["-m", "fedmpi", "train", *words, "--out", f"ranks{ranks}"], cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-    names = ("cut", "ranks2", "ranks3")
-    kept = ("virtual_seconds", "joules", "late", "partial", "departed", "steps", "train_loss", "test_loss")
-    rounds = [[one.get(key) for key in kept] for one in read_records(Path("alone"))]
-    tables = pandas.read_parquet("alone/clients.parquet")
-    assert {"bytes", "joules"} <= set(tables)
-    for name in names:
-        assert [[one.get(key) for key in kept] for one in read_records(Path(name))] == rounds
-        assert Path(name, "model.safetensors").read_bytes() == Path("alone/model.safetensors").read_bytes()
-        pandas.testing.assert_frame_equal(pandas.read_parquet(f"{name}/clients.parquet"), tables)
 
 
 @given(

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import logging
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
 
 import fedmpi
 import fedmpi.testing
@@ -22,7 +19,6 @@ from fedmpi.core.placement import STEP_ROWS
 from tests.core.own_work import work_of
 from tests.core.test_worker import assert_shared_out, by_client, experiment_of, workers_of
 from tests.end_to_end.in_process import QUIET, run
-from tests.mpi.launch import run_mpi
 from tests.reference.plain_algorithms import PlainAlgorithm
 from tests.reference.plain_data import COHORT, Network, Population, stream
 from tests.reference.plain_loop import batches, train
@@ -89,49 +85,6 @@ def test_samples_of_clients_with_rates_of_their_own_are_not_merged() -> None:
     drawn = ["samples.sampler=bernoulli", "samples.budget=200", "local.batch_size=all", "clients.sampler.names=lr"]
     one, other = (run(*DEALT, *drawn, f"local.engine={engine}").model for engine in ("sequential", "auto"))
     np.testing.assert_allclose(one.numpy(), other.numpy(), atol=1e-6)
-
-
-PARTS = {
-    "work": [*DEALT],
-    "rows": [*DEALT, "clients.sampler.names=steps", f"samples.sampler={OWN}hardest", "cluster.placement=owner", *CLOCK],
-    "budgets": [
-        *DEALT,
-        "clients.sampler.names=budget+lr",
-        f"samples.sampler={OWN}as_expected",
-        "local.epochs=2",
-        *CLOCK,
-    ],
-}
-
-
-def whole_run(name: str, folder: Path, **how: Any) -> fedmpi.Run:
-    """Run one of the configurations into a folder."""
-    return fedmpi.run(load_config(None, [*PARTS[name], "checkpoint.every=1"]), out=folder / name, **how)
-
-
-@pytest.mark.slow
-def test_three_ranks_and_a_resume_select_and_train_alike(tmp_path: Path) -> None:
-    job = run_mpi(3, ["-m", "tests.core.test_own_work", tmp_path / "three"])
-    assert not job.returncode, job.stderr
-    for name in PARTS:
-        alone = whole_run(name, tmp_path)
-        calls = iter(range(9))
-        assert whole_run(name, tmp_path / "cut", stop=lambda calls=calls: next(calls) == 1).ending == "stopped"
-        continued = whole_run(name, tmp_path / "cut", resume=True)
-        others = [(continued.model.state_dict(), continued.records)]
-        three = tmp_path / "three" / name
-        others += [
-            (
-                {k: torch.from_numpy(v) for k, v in load_file(three / "model.safetensors").items()},
-                fedmpi.load_run(three).records,
-            )
-        ]
-        for model, records in others:
-            for key, value in alone.model.state_dict().items():
-                np.testing.assert_allclose(model[key].numpy(), value.numpy(), atol=1e-6)
-            for record, expected in zip(records, alone.records, strict=True):
-                for number in ("participants", "samples", "steps", "virtual_seconds"):
-                    assert record.get(number) == expected.get(number), (name, number)
 
 
 @pytest.mark.parametrize("rule", ["all", "bernoulli"])
@@ -308,8 +261,3 @@ def test_the_log_says_once_why_clients_train_one_at_a_time(caplog: pytest.LogCap
 def test_these_samplers_keep_their_contracts(name: str) -> None:
     for check in fedmpi.testing.checks(OWN + name, runs=False):
         assert check()
-
-
-if __name__ == "__main__":
-    for chosen in PARTS:
-        whole_run(chosen, Path(sys.argv[1]))

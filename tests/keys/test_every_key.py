@@ -57,6 +57,12 @@ GROUPS = (
     f"{ALL} topology=mediators topology.clients_per_mediator=3 clients.availability=bernoulli "
     "clients.availability.probability=0.7 topology.scheduling=random"
 )
+EXPLORING = {"clients.sampler.explore": "0 1 clients", "clients.sampler.explore_decay": "0.1 1 clients"}
+EXPLOITING = {
+    **{f"clients.sampler.{option}": "0 1 clients" for option in ("cutoff", "clip")},
+    "clients.sampler.stale": "0 1e9 clients",
+    "clients.sampler.exclude_after": "1 9 clients",
+}
 
 EFFECTS: dict[str, dict[str, str]] = {
     SOME: {
@@ -227,34 +233,26 @@ EFFECTS: dict[str, dict[str, str]] = {
         "clients.sampler.credits": "9 [1,9,9,9,9] clients",
         "clients.sampler.timeout": "100 0.01 clients",
     },
-    OORT: {"clients.sampler.explore_least": "0 1 clients"},
-    f"{OORT} clients.sampler.explore_least=0": {
-        "clients.sampler.explore": "0 1 clients",
-        "clients.sampler.explore_decay": "0.1 1 clients",
+    **{
+        f"{base}{more}": keys
+        for base in (OORT, f"{SAMPLER}=oort rounds=4 devices=true")
+        for more, keys in {
+            "": {"clients.sampler.explore_least": "0 1 clients"},
+            " clients.sampler.explore_least=0": EXPLORING,
+        }.items()
     },
-    f"{SAMPLER}=oort rounds=4 devices=true": {"clients.sampler.explore_least": "0 1 clients"},
-    f"{SAMPLER}=oort rounds=4 devices=true clients.sampler.explore_least=0": {
-        "clients.sampler.explore": "0 1 clients",
-        "clients.sampler.explore_decay": "0.1 1 clients",
-    },
+    FEW: EXPLOITING,
     TIMED: {
-        "clients.sampler.cutoff": "0 1 clients",
-        "clients.sampler.clip": "0 1 clients",
-        "clients.sampler.stale": "0 1e9 clients",
-        "clients.sampler.exclude_after": "1 9 clients",
+        **EXPLOITING,
         "clients.sampler.penalty": "0 9 clients",
         "clients.sampler.preferred": "0 1 clients",
         "clients.sampler.pacer": "0 1 clients",
         "clients.sampler.window": "1 9 clients",
     },
-    f"{TIMED} clients.sampler.exclude_after=1": {"clients.sampler.exclude_most": "0 1 clients"},
-    FEW: {
-        "clients.sampler.cutoff": "0 1 clients",
-        "clients.sampler.clip": "0 1 clients",
-        "clients.sampler.stale": "0 1e9 clients",
-        "clients.sampler.exclude_after": "1 9 clients",
+    **{
+        f"{base} clients.sampler.exclude_after=1": {"clients.sampler.exclude_most": "0 1 clients"}
+        for base in (FEW, TIMED)
     },
-    f"{FEW} clients.sampler.exclude_after=1": {"clients.sampler.exclude_most": "0 1 clients"},
     f"{SAMPLER}=k-vib rounds=5": {"clients.sampler.bound": "1e-9 1e9 clients"},
     f"{SAMPLER}=k-vib rounds=5 clients.sampler.bound=1e-9": {"clients.sampler.horizon": "1 5000 clients"},
     FEDCOR: {

@@ -117,13 +117,6 @@ def test_a_run_takes_an_own_optimizer_at_the_rounds_own_rate_and_says_so() -> No
     assert not torch.allclose(moving.model, built_in.model, atol=1e-3)
 
 
-@pytest.mark.parametrize("option", ["momentum=0.5", "weight_decay=0.5"])
-def test_options_of_sgd_are_those_of_torch_with_any_engine(option: str) -> None:
-    found, alone = (run(*SMALL, f"local.optimizer.{option}", *more) for more in ((), ("local.engine=sequential",)))
-    assert torch.allclose(found.model, alone.model, atol=1e-6)
-    assert not torch.allclose(found.model, run(*SMALL).model, atol=1e-4)
-
-
 def biases_free(named_parameters, lr, *, decay: float = 0.5):
     """Decay weights, but no biases."""
     groups = [

@@ -6,6 +6,7 @@ A plain torch loop is the oracle, in float64, in the sequential and the batched 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,10 +39,10 @@ RULES = {
 
 
 def plain(
-    model: FlatModel, source: InMemorySource, tasks: list[ClientTask], rule: LocalRule, round: int
-) -> torch.Tensor:
-    """Σ coefficient · Δ by torch's own optimizers."""
-    total = torch.zeros_like(model.initial)
+    model: FlatModel, source: InMemorySource, tasks: list[ClientTask], rule: LocalRule, round: int, weight: Any = None
+) -> tuple[torch.Tensor, float]:
+    """Σ coefficient · Δ by torch's own optimizers, with a weight for each class, and the sum of the batches' losses."""
+    total, losses = torch.zeros_like(model.initial), 0.0
     for task in tasks:
         net = model.copy(model.initial).train()
         starts = [one.detach().clone() for one in net.parameters()]
@@ -53,8 +54,11 @@ def plain(
         for step, rows in enumerate(schedule(rule, len(y), generator)):
             if rule.rates:
                 optimizer.param_groups[0]["lr"] = rule.rates[step]
+            rows = slice(None) if rows is None else rows
             optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(net(x[rows]), y[rows]).backward()
+            loss = torch.nn.functional.cross_entropy(net(x[rows]), y[rows], weight)
+            loss.backward()
+            losses += loss.item() * len(y[rows])
             if rule.clip_norm is not None:
                 torch.nn.utils.clip_grad_norm_(net.parameters(), rule.clip_norm)
             for value, first in zip(net.parameters(), starts, strict=True):
@@ -62,7 +66,7 @@ def plain(
             optimizer.step()
         moved = torch.cat([one.detach().reshape(-1) for one in net.parameters()]) - model.initial
         total.add_(moved, alpha=task.coefficient)
-    return total
+    return total, losses
 
 
 @pytest.mark.parametrize("by_step", [False, True], ids=["one rate", "rates"])
@@ -74,7 +78,7 @@ def test_steps_are_those_of_torch(name: str, by_step: bool) -> None:
     model = flat_model("mlp", MIDDLE_IMAGES, torch.float64, hidden=[12])
     source = InMemorySource(MIDDLE_IMAGES, SIZES, torch.float64)
     tasks = [ClientTask(k, None, 1.0 / (k + 2)) for k in range(len(SIZES))]
-    expected = plain(model, source, tasks, rule, 3)
+    expected, _ = plain(model, source, tasks, rule, 3)
     for kind, more in ((SequentialEngine, {}), (BatchedEngine, {"chunk": 3})):
         found, _ = summed(made(kind, model, source, **more), model, tasks, rule, 3)
         assert relative_error(found, expected) < 1e-12

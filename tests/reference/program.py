@@ -23,6 +23,7 @@ from fedmpi.core.loop import Simulation
 from fedmpi.mpi import read_launch
 from fedmpi.process.exit_codes import run_guarded
 from fedmpi.records.recorder import open_recorder
+from fedmpi.records.tables import TABLES, read_table
 from tests.mpi.launch import run_mpi
 from tests.quick_end import end_quickly
 
@@ -38,7 +39,8 @@ def traced(config: Config, folder: Path, how: str = "whole") -> Trace | None:
     if not parts:
         return None
     found = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-    return found | {"records": np.array((folder / "metrics.jsonl").read_text())}
+    tables = {name: {key: column.tolist() for key, column in read_table(folder, name).items()} for name in TABLES}
+    return found | {"records": np.array((folder / "metrics.jsonl").read_text()), "tables": np.array(str(tables))}
 
 
 def _part(config: Config, folder: Path, resume: bool, stops: bool) -> Trace | None:
@@ -48,6 +50,7 @@ def _part(config: Config, folder: Path, resume: bool, stops: bool) -> Trace | No
     trainer, train = experiment.trainer, experiment.trainer.train
 
     def watched(plan: Plan, *others: Any) -> Any:
+        done = train(plan, *others)
         cohorts.append(np.concatenate([[-1 - plan.round], plan.clients]))
         groups.append(np.concatenate([[-1 - plan.round], plan.mediators]))
         normalized.append(plan.normalize)
@@ -55,7 +58,7 @@ def _part(config: Config, folder: Path, resume: bool, stops: bool) -> Trace | No
             own = np.arange(experiment.data.sizes[task.client]) if task.rows is None else task.rows
             rows.extend((plan.round, task.client, int(row)) for row in own)
             factors.append((plan.round, task.client, task.coefficient))
-        return train(plan, *others)
+        return done
 
     trainer.train = watched  # type: ignore[method-assign]
     recorder = open_recorder(
@@ -110,7 +113,8 @@ def on_ranks(
 def records_of(trace: Trace) -> list[dict[str, Any]]:
     """The records without what the number of ranks or the machine changes."""
     read = [json.loads(line) for line in str(trace["records"]).splitlines()]
-    return [{key: value for key, value in record.items() if "seconds" not in key and key != "hops"} for record in read]
+    timed = ("seconds", "phase_seconds", "busy_seconds", "idle_seconds", "hops")
+    return [{key: value for key, value in record.items() if key not in timed} for record in read]
 
 
 def main() -> int:

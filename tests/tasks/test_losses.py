@@ -10,20 +10,20 @@ import torch
 from torch import Tensor
 
 from fedmpi import ComponentFailure, UserError
-from fedmpi.common.streams import Purpose
 from fedmpi.local.batched.engine import BatchedEngine
 from fedmpi.local.engines import why_not_batched
 from fedmpi.local.measures import Gradients
 from fedmpi.local.merged import MergedEngine
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import forward_traits
-from fedmpi.local.work import LocalRule, schedule
+from fedmpi.local.work import LocalRule
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
 from fedmpi.tasks.evaluation import client_sums, evaluate
 from fedmpi.tasks.losses import CROSS_ENTROPY, LOSS_ALONE, Loss, task_loss
 from tests.end_to_end.in_process import SMALL, run
 from tests.local.synthetic import SMALL_IMAGES, STREAMS, InMemorySource, made, relative_error, summed, tasks_of
+from tests.local.test_torch_steps import plain
 from tests.tasks import own_losses
 
 SIZES = [13, 1, 25, 7, 2, 18]
@@ -66,20 +66,7 @@ def test_class_weights_give_torchs_weighted_mean(kind: Callable):
     loss = task_loss("cross-entropy", {"class_weights": given}, class_counts=lambda: np.ones((2, 5), np.int64))
     source, model, weight = sources(), model_of(loss), torch.tensor(given, dtype=torch.float64)
     net, tasks, rule = model.copy(model.initial), tasks_of(source), LocalRule(lr=0.1, epochs=1, batch_size=5)
-    expected, mean = torch.zeros_like(model.initial), 0.0
-    for task in tasks:
-        x, y = source.load(task.client)
-        net.load_state_dict(model.copy(model.initial).state_dict())
-        optimizer = torch.optim.SGD(net.train().parameters(), lr=0.1)
-        for rows in schedule(rule, len(y), STREAMS.generator(Purpose.BATCH_ORDER, 0, task.client)):
-            rows = slice(None) if rows is None else rows
-            optimizer.zero_grad()
-            error = torch.nn.functional.cross_entropy(net(x[rows]), y[rows], weight)
-            error.backward()
-            optimizer.step()
-            mean += error.item() * len(y[rows])
-        moved = torch.cat([one.detach().reshape(-1) for one in net.parameters()]) - model.initial
-        expected.add_(moved, alpha=task.coefficient)
+    expected, mean = plain(model, source, tasks, rule, 0, weight)
     update, report = summed(made(kind, model, source, STREAMS), model, tasks, rule)
     assert relative_error(update, expected) < 1e-12
     assert report.loss_sum == pytest.approx(mean, rel=1e-12)
