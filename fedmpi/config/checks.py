@@ -170,7 +170,7 @@ def _ranks(c: ConfigTables) -> Rows:
 
 def _own_updates(c: ConfigTables) -> Rows:
     """Choices that need each client's own update where none is formed."""
-    needing = {
+    for key, needs in {
         "privacy.clip_norm": c.privacy.clip_norm is not None,
         "logging.diagnostics": c.logging.diagnostics,
         "compression": c.compression.name != "none",
@@ -178,8 +178,8 @@ def _own_updates(c: ConfigTables) -> Rows:
         "server.weights": _learns(c),
         "attack": attacks_updates(c),
         "clients.sampler": bool({*_needs(c), *_needs(c, "measures")} & {*UPDATES}),
-    }
-    for key, needs in (needing | {"local.algorithm": local_algorithm(c) is not None}).items():
+        "local.algorithm": local_algorithm(c) is not None,
+    }.items():
         yield needs and _mediators(c), f"{key} topology", "each client's own update is needed, and none is formed"
 
 

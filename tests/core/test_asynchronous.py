@@ -16,6 +16,7 @@ import fedmpi
 from fedmpi import Cohort, ComponentFailure, UserError
 from fedmpi.clients.events import EventQueue
 from fedmpi.core import asynchronous
+from tests.end_to_end.runs import TIMINGS
 
 SMALL: dict[str, Any] = {
     "data.source": "digits:clients=14,alpha=0.5",
@@ -28,7 +29,6 @@ SMALL: dict[str, Any] = {
     "rounds": 5,
 }
 FLYING: dict[str, Any] = {"topology": "async", "topology.in_flight": 6, "topology.buffer": 3}
-TIMES = ("seconds", "phase_seconds", "busy_seconds")
 
 
 def parameters(run: fedmpi.Run) -> torch.Tensor:
@@ -49,7 +49,7 @@ def test_clients_of_equal_speed_and_a_full_buffer_are_federated_averaging(averag
     for one, other in zip(star.records, flying.records, strict=True):
         assert other["virtual_seconds"] == pytest.approx(one["virtual_seconds"], rel=1e-12)
         assert other["staleness_max"] == 0
-        assert all(other[key] == value for key, value in one.items() if key not in (*TIMES, "virtual_seconds"))
+        assert all(other[key] == value for key, value in one.items() if key not in (*TIMINGS, "virtual_seconds"))
 
 
 def test_a_sampler_fills_free_places_and_sees_who_is_busy():
