@@ -84,18 +84,6 @@ def test_importance_of_samples_selects_as_a_plain_loop(budgeted: bool, threshold
     assert 0 < important <= ROUNDS * CLIENTS and (important < ROUNDS * CLIENTS) == (threshold > 0)
 
 
-def test_samples_are_drawn_one_after_another_in_proportion_to_their_norms() -> None:
-    rule = resolve("data sampler", "sample-importance").make({"share": 0.5, "threshold": 0.0})
-    norm, times = np.array([1.0, 2.0, 3.0, 4.0]), np.zeros((4, 4))
-    for t in range(4000):
-        one, two = rule(RowClient(0, t, norm.astype(np.int64), generator_of(t, 0), 4.0, {"sample_gradient_norm": norm}))
-        times[one, two] += 1
-    p = norm / norm.sum()
-    pairs = {(i, j): p[i] * p[j] / (1 - p[i]) + p[j] * p[i] / (1 - p[j]) for i in range(4) for j in range(i + 1, 4)}
-    for (i, j), chance in pairs.items():
-        assert abs(times[i, j] - 4000 * chance) < 5 * math.sqrt(4000 * chance * (1 - chance))
-
-
 def test_samples_without_gradients_are_drawn_uniformly() -> None:
     rule = resolve("data sampler", "sample-importance").make({"share": 0.5})
     client = RowClient(0, 0, np.zeros(6, np.int64), generator_of(0, 0), 6.0, {"sample_gradient_norm": np.zeros(6)})
