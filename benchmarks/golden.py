@@ -33,6 +33,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "astraea-aug": {"clients.count": 10},
     "astraea-mediator": MEDIATORS,
     "centralized": {"samples.budget": 256},
+    "fedbuff": {"topology.in_flight": 10},
     "fedsampling": {"samples.budget": 256, "samples.size.max_size": 150},
     "fedsampling-naive": {"samples.sampler.ratio": 0.2},
     "fedstas": STRATA,
@@ -40,7 +41,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "fedsts": STRATA,
 }
 """Presets run with the papers' values instead of those for the digits, except what 20 clients need smaller."""
-SEQUENTIAL = ("ditto", "fedrep", "per-fedavg", "fedbn")
+SEQUENTIAL = ("ditto", "fedrep", "per-fedavg", "fedbn", "ifca")
 
 
 def engine(preset: Preset, ranks: int) -> str:
@@ -52,8 +53,8 @@ def engine(preset: Preset, ranks: int) -> str:
 
 def papers_values(preset: Preset) -> dict[str, Any]:
     """Return the papers' values of the keys that the preset's table for the digits replaces."""
-    keys = [(table, key) for table, values in preset.digits.items() for key in values]
-    return {f"{table}.{key}": preset.table[table][key] for table, key in keys}
+    table = dotted(preset.table)
+    return {key: table[key] for key in dotted(preset.digits) if key in table}
 
 
 def record(folder: Path, only: list[str]) -> int:
