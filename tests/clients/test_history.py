@@ -1,9 +1,8 @@
-"""The past that samplers see: that of the records, the same on any number of ranks and after a resumption."""
+"""The past that samplers see is that of the records. tests/reference compares ranks and resumptions."""
 
 from __future__ import annotations
 
 import zlib
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,17 +32,6 @@ class Historian:
         return Cohort(np.sort(np.argsort(-length)[:3]), numbers={"digest": digest, "past": len(seen)})
 
 
-def followed(**given: Any) -> list[list[Any]]:
-    """Return what every round of a run with this sampler saw and drew."""
-    settings = {"rounds": 6, "clients.sampler": "tests.clients.test_history:Historian", "clients.count": 3}
-    settings |= {"clients.failure_rate": 0.3, "local.epochs": 2, "devices": True, "server.exact": True}
-    settings |= {"evaluation.every": 2, "logging.participants": True, "logging.tensorboard": False}
-    settings |= {"checkpoint.every": 2, "cluster.threads": 1}
-    keys = ("clients", "sampler_digest", "sampler_past", "bytes_client_up", "bytes_client_down", "test_accuracy")
-    records = fedmpi.run("fedavg", settings, data="digits:clients=9", **given).records
-    return [[record.get(key) for key in keys] for record in records]
-
-
 @pytest.mark.parametrize("listens", [False, True])
 def test_the_history_is_that_of_the_records_of_the_rounds_so_far(listens: bool) -> None:
     views: list[tuple[Any, float]] = []
@@ -68,11 +56,3 @@ def test_the_history_is_that_of_the_records_of_the_rounds_so_far(listens: bool) 
             assert (one.metrics["train_loss"], one.seconds) == (record["train_loss"], record["virtual_seconds"])
             assert one.metrics.get("test_accuracy") == record.get("test_accuracy")
             assert ("test_accuracy" in one.metrics) == (one.round % 2 == 1) and "seconds" not in one.metrics
-
-
-def test_history_sketches_and_selections_are_the_same_after_a_resumption(tmp_path: Path) -> None:
-    """As on three ranks: tests/mpi/test_api_ranks.py."""
-    alone, calls = followed(), iter(range(1, 100))
-    assert len(followed(out=tmp_path / "stopped", stop=lambda: next(calls) == 3)) == 2
-    assert followed(out=tmp_path / "stopped", resume=True) == alone
-    assert [row[2] for row in alone] == [0, 1, 2, 3, 4, 5]

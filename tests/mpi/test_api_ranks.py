@@ -20,7 +20,6 @@ from torch import nn
 
 import fedmpi
 from data_prep.__main__ import run as prepare
-from tests.clients.test_history import followed
 from tests.local.test_inputs import WORDS, Words, data
 from tests.local.test_inputs import run as several
 from tests.local.test_isolation import ON_RANKS, resumed, trained
@@ -97,7 +96,6 @@ def main() -> None:
         "own models": outcomes(),
         "several inputs": facts_of(several(Words, data(WORDS), {"server.exact": True})),
         "mapped": mapped_after_runs(),
-        "history": followed(),
         "isolated": {name: resumed(name, folder) for name in ON_RANKS},
     }
     (folder / f"{rank}.json").write_text(json.dumps(found))
@@ -158,10 +156,6 @@ def test_own_models_are_trained_and_rejected_as_on_one_rank(found: Found):
     alone = facts_of(several(Words, data(WORDS), {"server.exact": True}))
     assert found[0]["several inputs"]["records"] == alone["records"]
     assert [ranks["several inputs"]["summary"][-1] for ranks in found] == [alone["summary"][-1]] * RANKS
-
-
-def test_history_sketches_and_selections_are_those_of_one_rank(found: Found):
-    assert found[0]["history"] == followed()
 
 
 def test_resumed_runs_of_modules_with_state_have_the_bits_of_one_rank(found: Found):

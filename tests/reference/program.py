@@ -49,8 +49,10 @@ def _part(config: Config, folder: Path, resume: bool, stops: bool) -> Trace | No
     rows, factors = [], []
     trainer, train = experiment.trainer, experiment.trainer.train
 
-    def watched(plan: Plan, *others: Any) -> Any:
-        done = train(plan, *others)
+    def watched(plan: Plan, *others: Any, trial: bool = False) -> Any:
+        done = train(plan, *others, trial=trial)
+        if trial:
+            return done
         cohorts.append(np.concatenate([[-1 - plan.round], plan.clients]))
         groups.append(np.concatenate([[-1 - plan.round], plan.mediators]))
         normalized.append(plan.normalize)

@@ -308,6 +308,8 @@ EXACT: dict[str, str] = {
     "dropout, steps of torch, noise of trees": f"{DROPPING} clients.sampler=shuffled clients.count=7 {TORCH} rounds=3 "
     "server.weights=uniform privacy.clip_norm=0.5 privacy.noise_multiplier=0.5 privacy.noise=tree "
     "evaluation.clients=participants",
+    "draws by history, sketches and vectors": f"{SMALL} clients.sampler=tests.clients.test_history:Historian "
+    "clients.count=3 clients.failure_rate=0.3 devices=true evaluation.every=1 rounds=5 logging.participants=true",
     "q-FFL, whose weights follow from losses": f"{SMALL} {BY_SIZE} server.weights=q-ffl",
     "trimmed means of attacked updates": f"{SMALL} {SOME} {FLIPPED} {TRIMMED}",
     "Krum": f"{SMALL} {ALL} {FLIPPED} {KRUM} local.batch_size=all",
