@@ -33,9 +33,8 @@ from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import AnyArray, Floats, Ints
 from fedmpi.config import Config
 from fedmpi.config.checks import counts_late
-from fedmpi.config.tables import copies_of, further_vectors, probe_of, stratification
-from fedmpi.updates.compression import upload_bits
-from fedmpi.updates.traffic import BYTES_PER_VALUE, RoundTraffic, numbers_sent
+from fedmpi.config.tables import probe_of, stratification
+from fedmpi.updates.traffic import RoundTraffic, client_bytes, numbers_sent
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -92,10 +91,7 @@ class CohortDraw:
         self._views: dict[int, tuple[View, Ints]] = {}  # With the candidates, (c,)
         self.clock = math.nan if config.devices is None else 0.0  # Simulated seconds before the next round
         self.streams = streams
-        bits, sent = upload_bits(config.compression, values), values // copies_of(config)
-        down, up, numbers = further_vectors(config)
-        self.bytes_down = BYTES_PER_VALUE * (1 + down) * values
-        self.bytes_up = math.ceil(sent * bits / 8) + BYTES_PER_VALUE * (up * values + numbers)
+        self.bytes_down, self.bytes_up = client_bytes(config, values)
         self.availability = ClientAvailability(config, streams)
         if config.clients.sampler.name != "all":
             self._wanted_of(len(sizes))  # rejected here, on all ranks alike, not once the server plans

@@ -79,6 +79,13 @@ def _bytes_of(values: int, bits: float | Fraction) -> int:
     return -int(-values * bits // 8)
 
 
+def client_bytes(config: Config, values: int) -> tuple[int, int]:
+    """Return the bytes that a client receives and sends in a round: model and update, and what the algorithm adds."""
+    down, up, numbers = further_vectors(config)
+    update = _bytes_of(values // copies_of(config), upload_bits(config.compression, values))
+    return BYTES_PER_VALUE * (1 + down) * values, update + BYTES_PER_VALUE * (up * values + numbers)
+
+
 def round_links(
     config: Config, model: FlatModel, clients: int, classes: int, plan: Plan, measured: int, visits: int = 0
 ) -> RoundTraffic:
@@ -96,10 +103,8 @@ def round_links(
         to_server = BYTES_PER_VALUE * values * len(np.unique(plan.mediators))
         total = RoundTraffic(visits * moved, (visits + asked - participants) * moved, to_server, to_server)
     else:
-        down, up, numbers = further_vectors(config)
-        update = _bytes_of(values // copies_of(config), upload_bits(config.compression, values))
-        total = RoundTraffic(participants * update, asked * values * BYTES_PER_VALUE)
-        total += numbers_sent(participants * (up * values + numbers), asked * down * values)
+        down, up = client_bytes(config, values)
+        total = RoundTraffic(participants * up, asked * down)
     if "size_asked" in plan.facts:  # size reports; K and the estimate come back (FedSampling, Algorithm 1)
         total += numbers_sent(int(plan.facts["size_asked"]), 2 * asked)
     if measured:
