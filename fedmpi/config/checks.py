@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fedmpi.config.tables import ConfigTables
 
 Rows = Iterator[tuple[bool, str, str]]
-"""Whether values contradict each other, the keys of these values, and the reason with the way out."""
+"""True if values contradict each other; the keys of these values; the reason with the way out."""
 DRAWN_BY_SIZE = ("weighted", "clustered-md", "power-of-choice")
 CALLED_THEMSELVES = ("model", "local optimizer", "data source")
 """Kinds that call the chosen object itself. No instance exists that could reject a configuration."""

@@ -257,7 +257,7 @@ class Trainer:
     """Training of the planned clients that this rank owns."""
 
     counts_batches: ClassVar[bool] = True
-    """Whether integer buffers of clients, such as the batch counts of batch norm, are combined."""
+    """True if integer buffers of clients, such as the batch counts of batch norm, are combined."""
 
     config: Config
     cluster: Cluster

@@ -49,7 +49,7 @@ class Shown:
 
     @property
     def several_seeds(self) -> bool:
-        """Whether a configuration has several seeds."""
+        """True if a configuration has several seeds."""
         return len(self.runs) > len(self.labels)
 
     def having(self, part: str) -> list[dict[str, Any]]:

@@ -215,7 +215,7 @@ class Row:
     best: Spread | None  # Of the best round; None of a metric of which neither more nor less is better
     reached: int  # Runs that reached the target
     costs: dict[str, Spread]  # Costs up to the target, over those
-    # What it is compared with: itself for a reference; None if no reference is otherwise the same
+    # Reference of the comparison: the group itself if it is one; None if no reference is otherwise the same
     reference: SeedGroup | None = None
     differences: list[float] = field(default_factory=list)  # By seed that both have
     # Interval of the differences, corrected for the comparisons of the table; None for fewer than two seeds, and for

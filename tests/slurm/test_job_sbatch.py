@@ -145,7 +145,7 @@ def test_wrong_input_fails_with_2_and_one_sentence_in_the_log(folder: Path):
 
 
 def warned(job: SlurmJob) -> None:
-    """What SLURM does some time before the limit of `--time`."""
+    """Send the signal that SLURM sends some time before the limit of `--time`."""
     command("scancel", "--batch", "--signal=USR1", job.number)
 
 
