@@ -30,7 +30,7 @@ Columns = dict[str, AnyArray]
 
 
 class PlainUnpickler(pickle.Unpickler):
-    """Unpickles plain containers, numbers and texts, and rejects a pickle that names anything else."""
+    """Unpickler of plain containers, numbers and texts; it rejects a pickle that names anything else."""
 
     def find_class(self, module: str, name: str) -> Any:
         """Reject any name."""

@@ -104,7 +104,7 @@ class Cohort:
 
     @property
     def own_work(self) -> dict[str, Any]:
-        """Those of steps, lr and budget that are given, (m,) each, by name."""
+        """The given fields among steps, lr and budget, (m,) each, by name."""
         return {name: getattr(self, name) for name in WORK if getattr(self, name) is not None}
 
     @property

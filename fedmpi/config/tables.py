@@ -444,8 +444,8 @@ class ClusterTable(Table):
     """Seconds without a finished round after which a job of several ranks ends with exit code 1. The ranks print the
     line that each thread executes. Loading the data counts as a round. 0 = never."""
     server_trains: Literal["auto", "never", "always"] = "auto"
-    """Training of clients on rank 0 of several ranks. auto: it trains if all ranks can read all data (cluster.placement)
-    and no node has more ranks than cores or GPUs. A single process always trains."""
+    """Training of clients on rank 0 of several ranks. auto: it trains if all ranks can read all data
+    (cluster.placement) and no node has more ranks than cores or GPUs. A single process always trains."""
     placement: Literal["auto", "owner", "shared", "mediator"] = "auto"
     """Rank that trains a selected client. owner: the rank that owns its data; shared (star): any rank, so that all have
     equal work in every round; mediator: one rank for all clients of a mediator. auto: shared in a star if the data fits

@@ -41,7 +41,7 @@ BASE: dict[str, Any] = {
 
 
 class Plain:
-    """The run once more: `x` is the global model, `clock` the simulated time, `flying` the clients at work."""
+    """Plain simulation of a run: `x` is the global model, `clock` the simulated time, `flying` the starts in flight."""
 
     def __init__(self, settings: dict[str, Any]):
         self.config = given_config({}, settings)
