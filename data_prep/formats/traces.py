@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -88,20 +88,15 @@ def interval_table(path: Path, clients: int) -> Columns:
     return {"client": columns[0].astype(np.int64), "start": columns[1], "end": columns[2], "period": columns[3]}
 
 
-def _merged(pairs: list[tuple[float, float]], period: float) -> Iterator[tuple[float, float]]:
-    """Yield the union of sorted intervals within a period as disjoint intervals."""
-    last: tuple[float, float] | None = None
+def _merged(pairs: list[tuple[float, float]], period: float) -> list[list[float]]:
+    """Return the union of sorted intervals within a period as disjoint intervals."""
+    found: list[list[float]] = []
     for start, end in ((start, min(end, period)) for start, end in pairs):
-        if start >= end:
-            continue
-        if last is not None and start <= last[1]:
-            last = last[0], max(last[1], end)
-            continue
-        if last is not None:
-            yield last
-        last = start, end
-    if last is not None:
-        yield last
+        if found and start <= found[-1][1]:
+            found[-1][1] = max(found[-1][1], end)
+        elif start < end:
+            found.append([start, end])
+    return found
 
 
 def write_tables(out: Path, tables: Mapping[str, Columns], overwrite: bool) -> None:

@@ -24,7 +24,6 @@ from fedmpi.local.algorithms import LocalAlgorithm, Totals, Vectors, Work, misna
 from fedmpi.local.client_state import ClientState
 from fedmpi.local.optimizers import is_plain_sgd
 from fedmpi.local.work import ClientTask, LocalRule, Observer, RoundJob
-from fedmpi.models.copies import copy_of_value
 from fedmpi.models.flat import FlatModel
 
 NUMBER_GRID = 2.0**40
@@ -202,7 +201,7 @@ class Hooks:
         Float buffers keep their weighted mean whatever the algorithm returns.
         """
         for name, place in self.model.layout.items() if self.model.copies > 1 else ():
-            weight = sums[f"copy {copy_of_value(name)} weight"]
+            weight = sums[f"copy {name.partition('.')[0]} weight"]
             update[place] *= totals.divisor / weight if weight else 1.0  # each copy has the mean of its clients
         if not self.steps_server or not totals.participants:
             return update

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Literal, NoReturn
 
@@ -198,7 +198,7 @@ class SequentialEngine:
             if hooks is not None and hooks.hooks.trains:
                 hooks.train(LocalSteps(self, w, task, rule, round, lambda: (x, y), report, hooks))
             else:
-                self.take_steps(w, x, y, task, rule, round, report, state, hooks)
+                self.take_steps(w, (x, y), task, rule, round, report, state, hooks)
                 self.model.note_integers()
             if wait:
                 report.loss_sum = report.loss_sum if losses.device.type == "cpu" else float(losses)
@@ -225,8 +225,7 @@ class SequentialEngine:
     def take_steps(
         self,
         w: Tensor,
-        x: Tensor,
-        y: Tensor,
+        samples: Tensors,
         task: ClientTask,
         rule: LocalRule,
         round: int,
@@ -237,7 +236,7 @@ class SequentialEngine:
         towards: Tensor | None = None,
     ) -> None:
         """Take local steps on `w`, and add them to the report; see `LocalSteps` for `only` and `towards`."""
-        losses, at = self._memory.losses, task.stream_round(round)
+        (x, y), losses, at = samples, self._memory.losses, task.stream_round(round)
         own = hooks if hooks is not None and hooks.hooks.own_loss else None
         on_cpu = losses.device.type == "cpu"
         given, w = w, w if on_cpu else self._memory.vector.copy_(w)  # as graphs repeat steps on the same memory
@@ -321,25 +320,21 @@ class SequentialEngine:
         return some_x, some_y
 
 
+@dataclass
 class LocalSteps:
     """Local steps of one client, for an algorithm's `train` and `personal_model`; see `LocalAlgorithm`.
 
     Each call draws other batches and masks. Steps on the client's own model `w`, a whole vector, are reported.
     """
 
-    def __init__(
-        self,
-        engine: SequentialEngine,
-        w: Tensor,
-        task: ClientTask,
-        rule: LocalRule,
-        round: int,
-        load: Callable[[], Tensors],
-        report: WorkReport,
-        hooks: ClientHooks,
-    ):
-        self._engine, self._w, self._task, self._rule, self._round = engine, w, task, rule, round
-        self._load, self._report, self._hooks, self._calls = load, report, hooks, 0
+    engine: SequentialEngine
+    w: Tensor
+    task: ClientTask
+    rule: LocalRule
+    round: int
+    load: Callable[[], Tensors]
+    report: WorkReport
+    hooks: ClientHooks
 
     def __call__(
         self,
@@ -352,21 +347,19 @@ class LocalSteps:
         towards: Tensor | None = None,
         proximal_mu: float | None = None,
     ) -> Tensor:
-        engine, w, rule, shared = self._engine, self._w, self._rule, self._engine.model.shared
-        task = replace(self._task, visit=self._task.visit + self._calls)
-        self._calls += 1
+        engine, w, task, rule, shared = self.engine, self.w, self.task, self.rule, self.engine.model.shared
+        self.task = replace(task, visit=task.visit + 1)
         if epochs is not None or steps is not None:
             rule = replace(rule, epochs=epochs, steps=steps)
         pull = proximal_mu if proximal_mu is not None else 0.0 if start is not None else rule.proximal_mu
         rule = replace(rule, lr=rule.lr if lr is None else lr, proximal_mu=pull)
         if start is None:
-            report = self._report
-            engine.take_steps(w, *self._load(), task, rule, self._round, report, None, self._hooks, only, towards)
+            engine.take_steps(w, self.load(), task, rule, self.round, self.report, None, self.hooks, only, towards)
             engine.model.note_integers()
             return w[shared].clone()
         before, losses = w.clone(), engine._memory.losses.clone()
         w[shared] = start
-        engine.take_steps(w, *self._load(), task, rule, self._round, WorkReport(), None, None, only, towards)
+        engine.take_steps(w, self.load(), task, rule, self.round, WorkReport(), None, None, only, towards)
         found = w[shared].clone()
         w.copy_(before)
         engine._memory.losses.copy_(losses)

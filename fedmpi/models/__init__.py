@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedmpi.common.calling import calling, refuse_result, takes
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.models.copies import Copies
+from fedmpi.models.inputs import logits_of
 from fedmpi.models.isolation import copy_of
 from fedmpi.models.lora import with_lora
 
 if TYPE_CHECKING:
     from fedmpi.data.schema import DataDescription
+
+
+class Copies(nn.ModuleList):
+    """Copies of a model with different initial values (`model.copies`); each client trains and uses one of them.
+
+    `active` is the copy that a pass uses; without one, the outputs are the means of the outputs of all copies.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module]):
+        super().__init__(modules)
+        self.active: int | None = None
+
+    def forward(self, *samples: Any, **named: Any) -> Tensor:
+        if self.active is not None:
+            return logits_of(self[self.active](*samples, **named))  # type: ignore[no-any-return]
+        return torch.stack([logits_of(module(*samples, **named)) for module in self]).mean(0)
 
 
 def build(name: Any, options: Mapping[str, Any], description: DataDescription, seed: int) -> nn.Module:

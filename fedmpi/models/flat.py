@@ -20,8 +20,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.registry import Component, resolve
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
-from fedmpi.models import build
-from fedmpi.models.copies import Copies
+from fedmpi.models import Copies, build
 from fedmpi.models.inputs import adapted, as_written
 from fedmpi.models.isolation import (
     check_memory,
@@ -55,7 +54,7 @@ class FlatModel:
     `trainable`, `initial` and `layout` describe the shared values, which are communicated. The module is bound to the
     whole vector: personal parameters, shared parameters, shared buffers, personal buffers; see `joined`.
 
-    Of several copies of a model (`models.copies`), passes use the `active` one. `active` is read by `begin`.
+    Of several copies of a model (`models.Copies`), passes use the `active` one. `active` is read by `begin`.
 
     Calling `module` with packed samples (`data.inputs`) gives it its arrays, and returns the logits of its outputs.
 
