@@ -221,7 +221,7 @@ class ClientsView:
             if gathered is not None:
                 table |= {f"personal_{name}": column for name, column in self._scores(gathered).items()}
                 copy = np.nan_to_num(gathered[:, 4], nan=-1).astype(np.int64)
-                table |= {"copy": copy} if self.model.copies > 1 else {}
+                table |= {"copy": copy} if self.model.copies else {}
         return table or None
 
     def tune(self, plan: Plan, w: Tensor) -> Columns | None:
@@ -326,7 +326,7 @@ class ClientsView:
         samples = loaded_ahead(self.engine.load, tasks, w.device)
         for place, task in enumerate(tasks):
             with named_client(task.client, self.cluster.rank):
-                own = self.model.personal or self.model.copies > 1
+                own = self.model.personal or self.model.copies
                 start = self._personal_model(task.client, w, plan) if own else w
                 self.engine.advance(self._point.copy_(start), task, rule, plan.round, samples)
                 check_update(self._point - start, rule.lr)

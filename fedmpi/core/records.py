@@ -74,8 +74,8 @@ def _observed(experiment: Experiment, plan: Plan, totals: RoundTotals) -> dict[s
     hooks, returned = experiment.trainer.hooks, round(totals.sums["clients"])
     if hooks is not None and returned:
         facts |= {f"local_{name}": totals.further[name] / returned for name in hooks.returned}
-    if hooks is not None and (copies := range(experiment.model.copies if experiment.model.copies > 1 else 0)):
-        facts["copies"] = [round(totals.further[f"copy {copy} clients"]) for copy in copies]
+    if copies := experiment.model.copies:
+        facts["copies"] = [round(totals.further[f"copy {copy} clients"]) for copy in range(copies)]
     if config.topology.name == "mediators":
         facts["visits"] = round(totals.sums["visits"])
         facts["hops"] = round(totals.sums["hops"])

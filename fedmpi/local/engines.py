@@ -108,7 +108,7 @@ def _why_one_by_one(config: Config, model: FlatModel, hooks: Hooks | None) -> st
         model.embeddings or config.local.proximal_mu or (hooks and (hooks.corrects or hooks.proximal_mu))
     ):
         return "local.personal with word vectors, a proximal term or corrections"
-    if model.copies > 1:
+    if model.copies:
         return "model.copies: each client trains the copy that it chooses"
     if config.local.optimizer.foreign:
         return f'local.optimizer = "{config.local.optimizer.name}" steps on the parameters of one client'

@@ -63,8 +63,8 @@ class Hooks:
         self.server_state = declared(part, algorithm, "server_state", ("model", "round"))
         self.sums = declared(part, algorithm, "sums")
         self.returned = declared(part, algorithm, "numbers", self.sums)
-        copies = range(model.copies if model.copies > 1 else 0)
-        self.numbers = (*self.returned, *(f"copy {copy} {what}" for copy in copies for what in ("weight", "clients")))
+        of_copies = (f"copy {copy} {what}" for copy in range(model.copies) for what in ("weight", "clients"))
+        self.numbers = (*self.returned, *of_copies)
         """Names of the numbers summed: those that `finish` returns, and for each copy of the model its own."""
         self.sent = self.server_state if algorithm.sent is None else declared(part, algorithm, "sent")
         if unknown := set(self.sent) - set(self.server_state):
@@ -79,8 +79,8 @@ class Hooks:
         if model.personal:
             self.kept["personal"] = model.personal
         self.trains = algorithm.train is not None
-        self.personalizes = model.personal > 0 or model.copies > 1 or algorithm.personal_model is not None
-        self.finishes = overrides(algorithm, "finish") or bool(self.kept) or model.copies > 1
+        self.personalizes = model.personal > 0 or model.copies > 0 or algorithm.personal_model is not None
+        self.finishes = overrides(algorithm, "finish") or bool(self.kept) or model.copies > 0
         self.own_loss = algorithm.objective is not None
         self.steps_server = overrides(algorithm, "server_step")
         if (self.sums or self.returned) and not overrides(algorithm, "finish"):
@@ -117,7 +117,7 @@ class Hooks:
         hook = next((name for name, there in own.items() if there), None)
         if self.model.personal:
             return "local.personal: each client has its own values"
-        if self.model.copies > 1:
+        if self.model.copies:
             return "model.copies: each client trains the copy that it chooses"
         return hook and f"local.algorithm = {self.part.name!r} has its own {hook}() for each client"
 
@@ -200,7 +200,7 @@ class Hooks:
 
         Float buffers keep their weighted mean whatever the algorithm returns.
         """
-        for name, place in self.model.layout.items() if self.model.copies > 1 else ():
+        for name, place in self.model.layout.items() if self.model.copies else ():
             weight = sums[f"copy {name.partition('.')[0]} weight"]
             update[place] *= totals.divisor / weight if weight else 1.0  # each copy has the mean of its clients
         if not self.steps_server or not totals.participants:
@@ -327,7 +327,7 @@ def deliver(
 def make_hooks(config: Config, model: FlatModel, streams: Streams, population: int) -> Hooks | None:
     """Build the hooks of the configured algorithm; None for plain local steps without personal values."""
     chosen = local_algorithm(config)
-    if chosen is None and not model.personal and model.copies == 1:
+    if chosen is None and not model.personal and not model.copies:
         return None
     part, algorithm = chosen or (config.local.algorithm, config.local.algorithm.make())
     memory = config.cluster.state_memory * 2**30

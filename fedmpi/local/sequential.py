@@ -111,7 +111,7 @@ class SequentialEngine:
         samples = loaded_ahead(self.load, tasks, job.start.device)
         for task in tasks:
             client = self.hooks_of(task)
-            if self.model.copies > 1:
+            if self.model.copies:
                 self.choose_copy(task.client, job.start, job.round)
             w = self.model.joined(job.start, client.personal if client else None, self._memory.vector)
             done = self.advance(w, task, job.rule, job.round, samples, hooks=client, wait=on_cpu)
@@ -215,7 +215,7 @@ class SequentialEngine:
         assert hooks is not None
         if self.model.personal:
             return self.model.joined(shared, hooks.personal)
-        if self.model.copies > 1:
+        if self.model.copies:
             self.choose_copy(client, shared, round)
             return shared
         w, load = self._memory.vector.copy_(shared), partial(self.load, task)

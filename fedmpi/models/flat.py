@@ -82,7 +82,7 @@ class FlatModel:
         self.masks, self.sent = Masks(), SentMasks(self.device)
         self.stacked_forms: dict[Any, Any] = {}
         self.least = 1
-        self.copies = len(module) if isinstance(module, Copies) else 1
+        self.copies = len(module) if isinstance(module, Copies) else 0
         self.active: int | None = None  # copy that passes use; None for their mean
         self.clients_at_once = 0  # how many a GPU trains as one batch in this run; 0 = undecided
         prepared = partial(_prepared, masks=self.masks, device=self.device)
