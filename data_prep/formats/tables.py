@@ -294,7 +294,7 @@ def roles_of(table: UserTable, options: ReadOptions) -> Roles:
         unused.append((group, "it is what --split goes by"))
     kinds = {"inputs" if options.inputs else _sample_kind(column, options.task) for column in features}
     kind = next(iter(kinds))
-    alone = kind != "inputs" and kind in ("image", "tokens") or any(column.kind == "nested" for column in features)
+    alone = kind in ("image", "tokens") or (kind == "vector" and any(column.kind == "nested" for column in features))
     if len(kinds) != 1 or not kind or (len(features) > 1 and alone):
         task = f" with --task {options.task}" if options.task else ""
         raise UserError(

@@ -619,10 +619,10 @@ def test_several_arrays_are_read_from_all_files(tmp_path: Path, prepared: Prepar
     assert [one.dtype for one in expected.inputs] == ["int64", "float32", "int64", "bool"]
     arrays, y = unpacked(torch.from_numpy(everything(store)[0]), expected.inputs), everything(store)[1]
     assert np.array_equal(y, np.where(arrays["attention_mask"], arrays["ids"], -1))
-    table = {"a": [None, *A[1:]], "n": [*range(len(A) - 1), None], "label": Y}
-    store, _ = prepared(parquet(tmp_path / "n.parquet", table), "--inputs", "n,a")
+    table = {"a": [None, *A[1:]], "n": [*range(len(A) - 1), None], "grid": [[[1, 2], [3, 4]]] * len(A), "label": Y}
+    store, _ = prepared(parquet(tmp_path / "n.parquet", table), "--inputs", "n,a,grid")
     arrays = unpacked(torch.from_numpy(everything(store)[0]), store.description.inputs)
-    assert len(arrays["n"]) == len(A) - 2
+    assert len(arrays["n"]) == len(A) - 2 and (arrays["grid"] == torch.tensor([[1, 2], [3, 4]])).all()
     assert np.array_equal(arrays["a"], A[arrays["n"].long()].astype(np.float32))
     store, _ = prepared(csv(tmp_path / "t.csv", {"a": A, "n": COUNT, "label": Y}), "--inputs", "n,a")
     assert [(one.name, one.dtype) for one in store.description.inputs] == [("n", "int64"), ("a", "float32")]
