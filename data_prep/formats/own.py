@@ -302,8 +302,7 @@ def _tokens(table: UserTable, columns: list[Column], options: ReadOptions, tally
     longest = max((len(row) for row, known in zip(held, good, strict=True) if known), default=0)
     length = min(longest, options.length or longest)
     x = np.zeros((len(held), length), np.int32)
-    for row in np.flatnonzero(good).tolist():
-        x[row, : len(held[row])] = held[row][:length]
+    x[good] = padded(str(table.raw), [row[:length] for row, known in zip(held, good, strict=True) if known], length)
     return good, _of_token_ids(table.raw, x), f"{length} token ids: "
 
 

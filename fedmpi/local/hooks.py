@@ -162,11 +162,6 @@ class Hooks:
     def _count(self, name: str, number: float) -> None:
         self.totals[name] += float(np.rint(number * NUMBER_GRID)) / NUMBER_GRID if self.exact else number
 
-    def chose(self, copy: int, coefficient: float) -> None:
-        """Count a client that trained a copy of the model."""
-        self._count(f"copy {copy} weight", coefficient)
-        self._count(f"copy {copy} clients", 1.0)
-
     def _finite(self, vector: Tensor, what: str) -> Tensor:
         """Return a vector that a custom hook made if it is finite."""
         if self.part.foreign and not bool(torch.isfinite(vector).all()):
@@ -308,8 +303,9 @@ class ClientHooks:
                     "work.delta.clone(); change the model in correction, objective or server_step"
                 )
             hooks.add(returned)
-            if hooks.model.active is not None:
-                hooks.chose(hooks.model.active, self.task.coefficient)
+            if (copy := hooks.model.active) is not None:
+                hooks._count(f"copy {copy} weight", self.task.coefficient)
+                hooks._count(f"copy {copy} clients", 1.0)
             if self._record is not None:
                 hooks.keep(self.task.client, self.client._vectors, self._record)
 
