@@ -59,7 +59,7 @@ def device_table(path: Path, clients: int) -> Columns:
     try:
         rates = np.array([[entry["computation"], entry["communication"]] for entry in entries], np.float64)
     except (TypeError, ValueError) as error:
-        raise UserError(f"{path} has a computation or communication that is no number ({error})") from None
+        raise UserError(f"{path} has a computation or communication that is not a number ({error})") from None
     if (wrong := ~((rates > 0) & np.isfinite(rates)).all(axis=1)).any():
         raise UserError(f"entry {wrong.argmax()} of {path} has no computation and communication above 0")
     computation, communication = rates[np.arange(clients) % len(rates)].T

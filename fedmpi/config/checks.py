@@ -237,7 +237,7 @@ def _private(c: ConfigTables) -> Rows:
     tree, adapts = c.privacy.noise == "tree", c.privacy.adaptive_clip is not None
     again = 'a client may be selected only once per tree. Set clients.sampler = "shuffled"'
     yield tree and c.clients.sampler.name != "shuffled", "privacy.noise clients.sampler", again
-    yield tree and c.clients.over_selection > 1, "privacy.noise clients.over_selection", "set it to 1: epochs are fixed"
+    yield tree and c.clients.over_selection > 1, "privacy.noise clients.over_selection", "epochs are fixed. Set it to 1"
     yield tree and adapts, "privacy.noise privacy.adaptive_clip", "nodes of a tree need one clipping norm"
     balanced = c.task.loss.options.get("class_weights") == "balanced"
     pooled, shared = data.foreign and bool(data.marks.get("pooled")), not data.marks.get("pooled")

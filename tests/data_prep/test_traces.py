@@ -137,7 +137,7 @@ class Evil:
         ({}, "has no entries"),
         ([1, 2], "is not a FedScale trace"),
         ({1: {"computation": 3, "communication": 0}}, "entry 0 .* has no computation and communication above 0"),
-        ({1: {"computation": "fast", "communication": 1}}, "that is no number"),
+        ({1: {"computation": "fast", "communication": 1}}, "that is not a number"),
     ],
 )
 def test_other_pickles_are_rejected(content: Any, words: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
