@@ -13,7 +13,7 @@ LONELY = """
 import os, time
 from fedmpi.mpi import start_mpi
 if os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")) == "0":
-    time.sleep(600)
+    time.sleep(20)  # where rank 1 ends before the launcher knows it, the launcher waits for rank 0
 start_mpi()
 """
 STARTING = """
