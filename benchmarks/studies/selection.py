@@ -38,7 +38,7 @@ from fedmpi.results.loading import OneRun, read_runs
 FILES = Path("jobs/experiments/selection")
 SWEEPS = {
     "small": ("mnist-small",),
-    "medium": ("mnist-small", "cifar10-small"),
+    "medium": ("mnist-small", "mnist-small-100", "cifar10-small", "cifar10-small-100"),
     "full": ("mnist", "femnist", "cifar10"),
 }
 TARGET = "target"
@@ -63,7 +63,7 @@ def settings(places: Sequence[Path]) -> dict[str, Samplers]:
     found: dict[str, Samplers] = defaultdict(lambda: defaultdict(dict))
     for place in places:
         for run in (run for run in read_runs([place]) if run.ending == "finished"):
-            setting = f"{place.name}, {run.labels['data.source']}, m = {run.table['clients.count']}"
+            setting = f"{place.name.partition('-')[0]}, {run.labels['data.source']}, m = {run.table['clients.count']}"
             found[setting][str(run.labels["run"])][run.seed] = run
     return {setting: {REFERENCE: runs[REFERENCE], **runs} for setting, runs in found.items()}
 
