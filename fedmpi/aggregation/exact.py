@@ -195,9 +195,15 @@ class JudgedSum:
     """
 
     def __init__(
-        self, inner: Accumulator, weighing: Weighing, loss: Callable[[int, Tensor, int], float], cluster: Cluster
+        self,
+        inner: Accumulator,
+        weighing: Weighing,
+        loss: Callable[[int, Tensor, int], float],
+        cluster: Cluster,
+        trainable: int,
     ):
         self.inner, self.weighing, self.loss, self.cluster = inner, weighing, loss, cluster
+        self.trainable = trainable  # values of an update before its buffers, which have no gradient
         self.weight = 0.0
         self._shares: list[float] = []
 
@@ -208,7 +214,7 @@ class JudgedSum:
 
     def add(self, vector: Tensor, coefficient: float, client: int = -1) -> None:
         """Add a client's update (d,) times the factor of the weights."""
-        norm = float(torch.linalg.vector_norm(vector, dtype=torch.float64))
+        norm = float(torch.linalg.vector_norm(vector[: self.trainable], dtype=torch.float64))
         loss = self.loss(client, self._start, self._plan.round)
         work = ClientWork(client, self._plan.round, coefficient, loss, norm, self._plan.rate_of(client))
         factor, share = self.weighing.after(work)

@@ -196,7 +196,9 @@ def one_by_one(
     """Return the object that applies functions to single updates if the configuration needs them; None for sums."""
     if aggregator.part.name != "mean":
         return partial(CombinedSum, aggregator=aggregator, cluster=cluster, model=model.initial)
-    return partial(JudgedSum, weighing=weighing, loss=losses().loss, cluster=cluster) if weighing.judges else None
+    if not weighing.judges:
+        return None
+    return partial(JudgedSum, weighing=weighing, loss=losses().loss, cluster=cluster, trainable=model.trainable)
 
 
 def _dtype(model: Tensor, exact: bool) -> np.dtype[Any]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from fedmpi.common.calling import calling, result_tensor
+from fedmpi.common.calling import calling, refuse_result, result_tensor
 from fedmpi.common.decorators import compressor
 from fedmpi.common.imports import Later
 from fedmpi.common.registry import Component, register
@@ -123,7 +123,10 @@ class Transport:
 
     def _arrive(self, round: int, client: int, update: Tensor) -> Tensor:
         generator = self.streams.generator(Purpose.TRANSPORT, round, client)
-        return what_arrives(self.part, self.compress, update, generator, round, client)
+        found = what_arrives(self.part, self.compress, update, generator, round, client)
+        if self.part.foreign and not math.isfinite(float(found.sum(dtype=torch.float64))):
+            raise refuse_result(self.part, "returned an update that is not finite. Return finite values", round, client)
+        return found
 
     def gather_state(self, cluster: Cluster) -> dict[str, Tensor]:
         """Gather the residuals of all ranks' clients on rank 0, for a checkpoint; collective if there are residuals."""

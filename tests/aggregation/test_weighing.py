@@ -72,11 +72,11 @@ def test_what_are_no_coefficients_is_rejected_with_the_weights_named(answer: Any
 
 
 def summed(chosen: Weighing, losses: Sequence[float], updates: np.ndarray, exact: bool = False) -> np.ndarray:
-    """Return the step of clients 0, 1, … with these losses and updates (m, d), by the given weights."""
+    """Return the step of clients 0, 1, … with these losses and updates (m, d), whose last value is a buffer."""
     d = updates.shape[1]
     buffer = np.zeros(d, np.int64 if exact else np.float32)
     inner = FixedPointSum(buffer) if exact else FloatSum(buffer)
-    judged = JudgedSum(inner, chosen, lambda client, w, t: losses[client], Cluster.connect())
+    judged = JudgedSum(inner, chosen, lambda client, w, t: losses[client], Cluster.connect(), d - 1)
     for _ in range(2):  # the first sum is forgotten
         judged.reset()
         judged.begin(
@@ -102,6 +102,13 @@ def test_shares_by_which_nothing_can_be_divided_are_rejected_with_component_and_
         summed(judging([1.0, -0.5]), [1.0, 1.0], ones, exact)
     assert not summed(judging([]), [], np.ones((0, 6)), exact).any()
     assert not summed(judging([-1.0, 1.0], normalized=False), [1.0, 1.0], ones, exact).any()
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_the_norm_of_an_update_leaves_out_its_buffers(exact: bool) -> None:
+    update = np.array([[3.0, 4.0, 100.0]])
+    found = summed(weighing("q-ffl", q=1.0), [2.0], update, exact)
+    np.testing.assert_allclose(found, 2.0 * update[0] / (5.0**2 / LR + 2.0), rtol=1e-5)
 
 
 def judging(answers: Sequence[Any], normalized: bool = True) -> Weighing:

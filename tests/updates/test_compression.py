@@ -157,5 +157,9 @@ def test_a_custom_compressor_is_sized_and_keeps_what_it_loses():
     assert upload_bits(chosen, 1300) == 2
     halves = compressor(bits=lambda d, *, scale: 2.5 * d * scale)(lambda update, generator, *, scale=1: None)
     assert upload_bits(Component("compressor", halves, {"scale": 2}), 8) == 5
-    with pytest.raises(ComponentFailure, match="returned"):
-        Transport(Component("compressor", lambda update, generator: update[:1]), Streams(5)).send(0, 3, sent)
+    for wrong, words in (
+        (lambda update, _: update[:1], "returned a tensor"),
+        (lambda update, _: update / 0, "not finite"),
+    ):
+        with pytest.raises(ComponentFailure, match=words):
+            Transport(Component("compressor", wrong), Streams(5)).send(0, 3, sent.clone())
