@@ -213,9 +213,9 @@ class Tally:
         self.unreadable += 1
         self.first = self.first or f"{where}: {why}"
 
-    def drop(self, rule: str) -> None:
-        """Count a row that the data set's or the user's rule skips; not an error of the file, so never rejected."""
-        self.dropped[rule] = self.dropped.get(rule, 0) + 1
+    def drop(self, rule: str, count: int = 1) -> None:
+        """Count rows that the data set's or the user's rule skips; not an error of the file, so never rejected."""
+        self.dropped[rule] = self.dropped.get(rule, 0) + count
 
     def note(self, text: str) -> None:
         """Keep a sentence for the report."""

@@ -22,7 +22,7 @@ from data_prep.raw import DataSet, RawDataset, ReadOptions, Tally, Understood, m
 from fedmpi.common.errors import UserError, raised, shown
 from fedmpi.common.task_kinds import IGNORED
 from fedmpi.common.types import AnyArray, Bools, Ints
-from fedmpi.data.arrays import CHANNELS, features, kept_targets, one_column
+from fedmpi.data.arrays import CHANNELS, IGNORED_BY_TORCH, features, kept_targets, one_column
 from fedmpi.data.inputs import lengths, packed, padded, stacked, unequal
 from fedmpi.data.schema import Input
 
@@ -59,7 +59,12 @@ class OwnData:
 
     def data_set(self, source: DataSet, options: ReadOptions, tally: Tally) -> RawDataset:
         """Return the data set of the rows that are samples."""
-        rows = np.flatnonzero(self.good)
+        y, good = one_column(self.y, options.targets), self.good
+        if y.ndim == 1 and options.targets != "regression":
+            good = good & (y != IGNORED_BY_TORCH) & (y != str(IGNORED_BY_TORCH))
+        if count := int((self.good & ~good).sum()):
+            tally.drop(f"samples of label {IGNORED_BY_TORCH}", count)
+        rows = np.flatnonzero(good)
         parts = {"train": rows[rows < self.boundary], "test": rows[rows >= self.boundary]}
         for which, some in parts.items():
             if not len(some) and (self.tested or which == "train"):

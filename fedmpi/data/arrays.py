@@ -33,7 +33,7 @@ MOST_COUNTS = 1 << 31
 """Clients times classes: the table of class counts has 8 bytes per entry."""
 MOST_CLIENTS = 1 << 30
 IGNORED_BY_TORCH = -100
-"""Target of an ignored position in torch and Hugging Face."""
+"""Target of an ignored sample or position in torch and Hugging Face."""
 FORMS = {
     "classification": "(n,) whole numbers, the classes from 0 on",
     "tokens": "(n, L) whole numbers, -1 or -100 where none counts",
@@ -82,7 +82,7 @@ class ClientArrays:
     y : array or tensor (n, …)
         Targets: classes (n,), whole numbers from 0 on; tokens (n, L), whole numbers, -1 or -100 at positions that count
         nowhere (shorter sequences end with -1); labels (n, C), true or false (or numbers from 0 to 1, with `targets`);
-        numbers (n,) or (n, D). Values of one column (n, 1) are (n,).
+        numbers (n,) or (n, D). Values of one column (n, 1) are (n,). Samples of class -100 are left out.
     owner : array or tensor (n,)
         Each sample's client: an index from 0 on, or a name (clients are then numbered in the order of their names).
         Owners, and labels, that start above 0 are rejected unless `clients`, or `classes`, gives their number.
@@ -162,20 +162,20 @@ class ClientArrays:
             f"owner holds {first} to {last}, so client 0 has no sample. Subtract {first}, or pass clients={count}.",
         )
         self.client_ids = np.arange(count) if names is None else names
-        self.x, self.y, self.offsets = _by_owner(x, y, owner, count)
+        self.x, self.y, self.offsets = _by_owner(*self._labelled("y", x, y, owner), count)
         self.class_names = tuple(map(str, () if class_names is None else class_names))
         named = not self.class_names or self.targets in ("classification", "multilabel")
         _need(named, f"class_names has no effect on targets = {self.targets!r}. Leave it out")
-        self.test = self._held_out("test", of_x["test's x"], test[1])
+        self.test: Samples = self._labelled("test's y", *self._held_out("test", of_x["test's x"], test[1]))
         self.val: Samples | None = None
         self.val_offsets: Ints | None = None
         if val is not None:
-            x, y = self.val = self._held_out("val", of_x["val's x"], val[1])
+            x, y = self._held_out("val", of_x["val's x"], val[1])
             if len(val) == 3:
                 owner, _ = _owners("val's owner", val[2], len(x), names)
                 _need(owner.max() < count, f"val's owner holds {owner.max()}, but there are {count} clients")
-                x, y, self.val_offsets = _by_owner(x, y, owner, count)
-                self.val = x, y
+                x, y, self.val_offsets = _by_owner(*self._labelled("val's y", x, y, owner), count)
+            self.val = self._labelled("val's y", x, y)
         try:
             self.description = self._describe(classes, vocabulary, mean, std)
         except ValidationError as error:
@@ -327,6 +327,14 @@ class ClientArrays:
         return one_column(
             array_of(what, y) if self._longest is None else padded(what, y, self._longest, IGNORED), targets
         )
+
+    def _labelled(self, what: str, *arrays: AnyArray) -> Any:
+        """Return features, targets and perhaps owners without the samples whose class is ignored."""
+        kept = arrays[1] != IGNORED_BY_TORCH
+        if self.targets != "classification" or kept.all():
+            return arrays
+        _need(kept.any(), f"{what} is {IGNORED_BY_TORCH} for all samples: a run needs at least one with a class")
+        return tuple(each[kept] for each in arrays)
 
     def _held_out(self, what: str, x: Any, y: Any) -> Samples:
         """Return features and targets of another part, with samples as those of the training part."""

@@ -163,6 +163,20 @@ def test_numbers_of_clients_and_classes_may_exceed_those_with_samples():
     assert made(x=last, task="image", test=(last, Y)).description.feature_shape == (9, 9, 3)
 
 
+def test_samples_that_torch_ignores_are_left_out():
+    kept, names = Y != 2, np.array([f"c{owner}" for owner in OWNER])
+    y = np.where(kept, Y, -100)
+    for owner in (OWNER, names):
+        of = owner[10:40]
+        whole = made(y=y, owner=owner, test=(X[:10], y[:10]), val=(X[10:40], y[10:40], of), classes=4)
+        x, held = X[kept], kept[10:40]
+        test, val = (X[:10][kept[:10]], Y[:10][kept[:10]]), (X[10:40][held], Y[10:40][held], of[held])
+        assert whole.digest == made(x=x, y=Y[kept], owner=owner[kept], test=test, val=val, classes=4).digest
+        assert whole.store.sizes.sum() == kept.sum()
+    with pytest.raises(UserError, match="test's y is -100 for all samples"):
+        made(test=(X, np.full(60, -100)))
+
+
 def every_kind() -> dict[str, ClientArrays]:
     """Data of every kind of features, targets and held-out parts."""
     vectors, tokens = RNG.normal(size=(60, 4)), RNG.integers(0, 11, (60, 6))

@@ -185,6 +185,15 @@ def test_marks_of_missing_values_are_missing(tmp_path: Path, prepared: Prepared)
     assert manifest["skipped"] == 8
 
 
+@pytest.mark.parametrize("write", [csv, parquet, npz])
+def test_samples_that_torch_ignores_are_left_out(tmp_path: Path, prepared: Prepared, write: Any) -> None:
+    store, manifest = prepared(
+        write(tmp_path / f"t.{write.__name__}", {"a": A, "b": B, "label": np.where(Y == 1, -100, Y)})
+    )
+    assert sorted(everything(store)[1]) == sorted(np.searchsorted([0, 2, 3], Y[Y != 1]))
+    assert f"left out: {(Y == 1).sum()} samples of label -100" in manifest["notes"]
+
+
 def test_texts_are_utf_8_or_of_the_encoding_that_is_given(tmp_path: Path, prepared: Prepared) -> None:
     for encoding in ("latin-1", "utf-16", "utf-8-sig"):
         raw = csv(tmp_path / "t.csv", {"label": ["été", "hiver"] * 30, "a": A}, encoding=encoding)
