@@ -312,7 +312,7 @@ class Preset:
     name, title, paper, example : str
         One line on it, where it was published, a command that runs it.
     table : dict
-        Its components, with the paper's numbers.
+        Its components and numbers.
     digits : dict
         Their replacements on the embedded digits, whose 20 clients have 72 samples each; empty where they suit.
     """

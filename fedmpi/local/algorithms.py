@@ -122,6 +122,8 @@ class LocalAlgorithm:
         Vectors of `client_state` that start as the initial model instead of zero.
     task_loss : function
         `task_loss(outputs, targets)` returns the mean loss () of the task; set before `start`.
+    least_batch : int
+        Fewest samples with which the model can be trained: 2 with batch norm, else 1; set before `start`.
     counts_once : bool
         True rejects cohorts in which a client counts more than once.
     """
@@ -138,6 +140,7 @@ class LocalAlgorithm:
     personal_model: Callable[..., Tensor] | None = None
     from_initial: ClassVar[Sequence[str]] = ()
     task_loss: Callable[[Tensor, Tensor], Tensor]
+    least_batch: int
     counts_once: ClassVar[bool] = False
 
     def refuses(self, config: Config) -> str | None:

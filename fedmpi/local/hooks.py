@@ -94,7 +94,7 @@ class Hooks:
         self._accumulators: Mapping[str, Accumulator] = {}
         self._round, self._start = 0, model.initial
         self._kept: list[tuple[int, str, Tensor]] = []
-        algorithm.task_loss = model.loss.mean
+        algorithm.task_loss, algorithm.least_batch = model.loss.mean, model.least
         if overrides(algorithm, "start"):
             with calling(part):
                 algorithm.start(model.copy(model.initial), model.layout, streams.generator(Purpose.ALGORITHM_START))

@@ -81,8 +81,9 @@ class PerFedAvg(LocalAlgorithm):
     """A global model that one gradient step adapts to a client (Fallah et al. 2020, Algorithm 1).
 
     A local step is w ← w − β (I − α ∇²f(w, D)) ∇f(w − α ∇f(w, D), D'), where D and D' are the halves of a batch and
-    β is `local.lr`. Without `hessian`, the factor in brackets is 1: the first-order variant, FO. With it, autograd
-    computes the product with the Hessian on D, where the paper has a third batch and, in HF, a difference of gradients.
+    β is `local.lr`. Halves of too few samples for a model, such as one with batch norm, overlap. Without `hessian`, the
+    factor in brackets is 1: the first-order variant, FO. With it, autograd computes the product with the Hessian on D,
+    where the paper has a third batch and, in HF, a difference of gradients.
     A client is evaluated with the model after one more step of rate α.
 
     Parameters
@@ -99,15 +100,16 @@ class PerFedAvg(LocalAlgorithm):
     def objective(
         self, module: nn.Module, x: Tensor, y: Tensor, client: Vectors, server: Vectors, generator: Generator
     ) -> Tensor:
-        half = len(y) // 2
+        half, least = len(y) // 2, min(self.least_batch, len(y))
+        first, second = slice(max(half, least)), slice(min(half, len(y) - least), None)
         named = {name: one for name, one in module.named_parameters() if one.requires_grad}
-        loss = self.task_loss(module(x[: half or 1]), y[: half or 1])
+        loss = self.task_loss(module(x[first]), y[first])
         gradients = torch.autograd.grad(loss, [*named.values()], create_graph=self.hessian, allow_unused=True)
         adapted = {
             name: one if gradient is None else one - self.alpha * gradient
             for (name, one), gradient in zip(named.items(), gradients, strict=True)
         }
-        return self.task_loss(torch.func.functional_call(module, adapted, (x[half:],)), y[half:])
+        return self.task_loss(torch.func.functional_call(module, adapted, (x[second],)), y[second])
 
     def personal_model(self, client: Vectors, server: Vectors, steps: Steps) -> Tensor:
         adapted: Tensor = steps(server.model, steps=1, lr=self.alpha)
