@@ -6,8 +6,9 @@ A round is one server step. FedAsync (Xie et al. 2019, Algorithm 1) steps with e
     w ← S(w, Σ c_k s_k D_k / Σ c_k)
 
 with the aggregation weights c_k, the staleness weights s_k and the server optimizer S. D_k is the update w_k − w_v of a
-client that received version v of the model, or, with `average = "models"`, the difference w_k − w to the current
-model. The latter with a buffer of 1 and S(w, Δ) = w + α Δ is FedAsync's w ← (1 − α s) w + α s w_k.
+client that received version v of the model. For float buffers, and with `average = "models"`, it is the difference
+w_k − w to the current model: sums of changes could make the variances of batch norm negative. With models, a buffer of
+1 and S(w, Δ) = w + α Δ, the step is FedAsync's w ← (1 − α s) w + α s w_k.
 
 Rank 0 plans: it simulates the events up to the next step and sends the starts in flight with the plan. All ranks train
 together. If an update of the step is not trained yet, several ranks train it with the next updates to arrive in one
@@ -47,7 +48,7 @@ from fedmpi.local.work import ClientTask, RoundJob, WorkReport
 log = logging.getLogger("fedmpi")
 
 VERSIONS, MODELS = "flight.versions", "flight.models"
-"""Names in a checkpoint."""
+"""Names in a checkpoint of the rounds of the versions, with their integer buffers, and of the models."""
 AHEAD = 4
 """Updates per worker that are trained in one pass: enough to balance their durations, few enough to keep."""
 MOST_LOST = 10_000
@@ -175,15 +176,15 @@ class Keeper:
 class AsyncTrainer(Trainer):
     """Training of the clients in flight that this rank owns."""
 
-    counts_batches = False  # of clients that have trained at different times
-
     def __post_init__(self) -> None:
         super().__post_init__()
         assert isinstance(self.config.topology, Async)
         self.topology = self.config.topology
         self.models: dict[int, Tensor] = {}  # (d,) each: versions in flight
+        self.integers: dict[int, Mapping[str, Tensor]] = {}  # their integer buffers
         self._given: set[int] = set()  # numbers of the starts that are trained, on any rank
-        self._kept: dict[int, tuple[Tensor, WorkReport]] = {}  # updates of this rank that wait for their step
+        # updates of this rank that wait for their step, with the integer buffers that their clients left
+        self._kept: dict[int, tuple[Tensor, WorkReport, list[Tensor]]] = {}
 
     def train(self, plan: Plan, model: Tensor, total: Accumulator, *others: Any, **more: Any) -> RankWork:
         """Add the weighted updates that enter the step to `total`; train further ones if a worker would idle."""
@@ -193,21 +194,25 @@ class AsyncTrainer(Trainer):
             self._began, most, megabytes = True, self.topology.in_flight, model.nbytes / 1e6
             what = "memory: at most %d models (%.1f MB each) on every rank, and as many updates over all ranks together"
             log.info(what, most, megabytes)
-        mine, keys = self._mine(plan), versions + (repeats << 32)
+        mine, keys, net = self._mine(plan), versions + (repeats << 32), self.sequential.model
+        self.models[plan.round], self.integers[plan.round] = model, net.state()
         with self.loss.kept_generators():
+            for place in mine[mine >= members].tolist():
+                keeper = Keeper()
+                net.reset_integers()
+                _, done = self._train(plan, np.array([place]), keeper)
+                self._kept[int(numbers[place])] = keeper.update, done, [one.clone() for one in net.noted]
+            net.reset_integers()
+            mine = mine[mine < members]
             for key in np.unique(keys[mine]).tolist():
                 group = mine[keys[mine] == key]
-                if len(now := group[group < members]):
-                    into = self._into(plan, int(now[0]), model, total)
-                    tasks, done = self._train(plan, now, model, into, merges=into is total)
-                    report += done
-                    places, due = places + len(now), due + len(tasks)
-                for place in group[group >= members].tolist():
-                    keeper = Keeper()
-                    _, done = self._train(plan, np.array([place]), model, keeper)
-                    self._kept[int(numbers[place])] = keeper.update, done
+                into = self._into(plan, int(group[0]), model, total)
+                tasks, done = self._train(plan, group, into, merges=into is total)
+                report += done
+                places, due = places + len(group), due + len(tasks)
             for place in np.flatnonzero(np.isin(numbers[:members], [*self._kept])).tolist():
-                update, done = self._kept.pop(int(numbers[place]))
+                update, done, counts = self._kept.pop(int(numbers[place]))
+                net.note_integers(counts)
                 tasks = self._tasks(self._part(plan, np.array([place])))
                 for task in tasks:
                     self._into(plan, place, model, total).add(update, task.coefficient, task.client)
@@ -250,26 +255,26 @@ class AsyncTrainer(Trainer):
     def _tasks(self, part: Plan) -> list[ClientTask]:
         return self.worker.tasks(part, np.arange(len(part.clients)))
 
-    def _start(self, plan: Plan, place: int, model: Tensor) -> Tensor:
-        """Return the model (d,) that a start has received."""
-        version = int(plan.flight[2, place])
-        return model if version == plan.round else self.models[version]
-
     def _into(self, plan: Plan, place: int, model: Tensor, total: Accumulator) -> Adder:
-        """Return the accumulator of updates from the version of a start."""
-        weight, start = float(plan.discounts[place]), self._start(plan, place, model)
-        shift = start - model if self.topology.average == "models" and start is not model else None
+        """Return the accumulator of updates from the version of a start; float buffers are averaged as models are."""
+        weight, start = float(plan.discounts[place]), self.models[int(plan.flight[2, place])]
+        added, shift = 0 if self.topology.average == "models" else self.sequential.model.trainable, None
+        if start is not model and added < len(model):
+            shift = start - model
+            shift[:added] = 0
         return total if weight == 1 and shift is None else Stale(total, weight, shift)
 
     def _train(
-        self, plan: Plan, places: Ints, model: Tensor, into: Adder, merges: bool = False
+        self, plan: Plan, places: Ints, into: Adder, merges: bool = False
     ) -> tuple[list[ClientTask], WorkReport]:
         """Train the same start from one version of some clients; return their tasks and the report.
 
         The version keys random streams; repeated starts have others.
         """
-        part, start, report = self._part(plan, places), self._start(plan, int(places[0]), model), WorkReport()
+        part, report, net = self._part(plan, places), WorkReport(), self.sequential.model
         tasks, key = self._tasks(part), part.round + (int(plan.flight[3, places[0]]) << 32)
+        start = self.models[part.round]
+        net.load(self.integers[part.round])
         if self.hooks is not None:
             self.hooks.begin(key, start, {})
         if self.observer is not None:
@@ -277,6 +282,7 @@ class AsyncTrainer(Trainer):
         engine = self.engine if merges else self.engine.rest
         for rule, group in self.worker.groups(part, tasks, self.worker.rule(part)) if tasks else ():
             report += engine.train(group, RoundJob(start, rule, key, into))
+        net.load(self.integers[plan.round])
         return tasks, report
 
     def _keep_versions(self, plan: Plan, model: Tensor) -> None:
@@ -284,14 +290,19 @@ class AsyncTrainer(Trainer):
         numbers, _, versions, _ = plan.flight[:, len(plan.clients) :]
         self._given &= set(numbers.tolist())
         needed = np.unique(versions).tolist()
-        self.models = {v: self.models[v] if v in self.models else model.clone() for v in needed}
+        self.models = {v: model.clone() if v == plan.round else self.models[v] for v in needed}
+        self.integers = {v: self.integers[v] for v in needed}
 
     def state(self) -> dict[str, Tensor]:
         """Return the versions in flight, for a checkpoint; the same on all ranks."""
-        models = torch.stack([model.cpu() for model in self.models.values()]) if self.models else torch.empty(0)
-        return {VERSIONS: torch.tensor([*self.models], dtype=torch.int64), MODELS: models}
+        if not self.models:
+            return {VERSIONS: torch.empty(0), MODELS: torch.empty(0)}
+        rows = [torch.cat([torch.tensor([version]), *one.values()]) for version, one in self.integers.items()]
+        return {VERSIONS: torch.stack(rows), MODELS: torch.stack([model.cpu() for model in self.models.values()])}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Restore the versions of a checkpoint."""
         if VERSIONS in state:
-            self.models = dict(zip(state[VERSIONS].tolist(), state[MODELS].unbind(), strict=True))
+            rows = state[VERSIONS].cpu()
+            self.models = dict(zip(rows[:, 0].tolist(), state[MODELS].unbind(), strict=True))
+            self.integers = {int(row[0]): {"integers": row[1:]} for row in rows}

@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -256,9 +255,6 @@ class Worker:
 class Trainer:
     """Training of the planned clients that this rank owns."""
 
-    counts_batches: ClassVar[bool] = True
-    """True if integer buffers of clients, such as the batch counts of batch norm, are combined."""
-
     config: Config
     cluster: Cluster
     engine: LocalEngine
@@ -307,7 +303,7 @@ class Trainer:
 
     def check(self, plan: Plan, sums: dict[str, float]) -> None:
         """Compare the work of all ranks with the plan (`reduce.check_work`), and combine the integer buffers."""
-        if self.counts_batches and not adds_noise(self.config):  # no noise protects them
+        if not adds_noise(self.config):  # no noise protects them
             self.sequential.model.combine_integers(self.cluster.maxima)
         trainable = self.worker.sizes_of(plan) >= self.sequential.model.least
         expected = int(np.count_nonzero(trainable)) if self.worker.uses_all(plan) else None

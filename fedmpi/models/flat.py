@@ -91,7 +91,7 @@ class FlatModel:
         self._viewed: tuple[Tensor, list[Tensor]] | None = None
         self._hold(module if self.plain else self._fresh())
         self._integers = [_at(place).clone() for place in self._counted]
-        self._largest = [one.clone() for one in self._integers]  # of the clients of this round
+        self.noted = [one.clone() for one in self._integers]  # largest of the clients of this round
         if not self.parameters:
             raise UserError("the model has no trainable parameters. Set requires_grad of at least one")
         self.dtype, kinds = self.parameters[0].dtype, {value.dtype for value in self._values}
@@ -226,18 +226,19 @@ class FlatModel:
 
     def reset_integers(self) -> None:
         """Forget the integer buffers of earlier clients."""
-        for largest, value in zip(self._largest, self._integers, strict=True):
-            largest.copy_(value)
+        for noted, value in zip(self.noted, self._integers, strict=True):
+            noted.copy_(value)
 
-    def note_integers(self) -> None:
-        """Take note of the integer buffers that a client's training leaves."""
-        for place, largest in zip(self._counted, self._largest, strict=True):
-            largest.copy_(torch.maximum(largest, _at(place)))
+    def note_integers(self, left: Sequence[Tensor] | None = None) -> None:
+        """Take note of the integer buffers that a client's training has left, by default just now in the module."""
+        found = [*map(_at, self._counted)] if left is None else left
+        for noted, value in zip(self.noted, found, strict=True):
+            noted.copy_(torch.maximum(noted, value))
 
     def combine_integers(self, maxima: Callable[[Ints], Ints]) -> None:
         """Set the integer buffers of the global model, given a function that returns the largest of all ranks."""
-        if self._largest:
-            self._set_integers(maxima(_joined(self._largest).numpy()))
+        if self.noted:
+            self._set_integers(maxima(_joined(self.noted).numpy()))
 
     def _set_integers(self, values: Ints) -> None:
         parts = np.split(values, np.cumsum([one.numel() for one in self._integers])[:-1])
@@ -250,7 +251,7 @@ class FlatModel:
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Restore the integer buffers of a checkpoint."""
-        if "integers" in state:
+        if "integers" in state and self._integers:
             self._set_integers(state["integers"].cpu().numpy())
 
     def look(self, flat: Tensor) -> None:

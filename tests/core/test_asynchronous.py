@@ -28,6 +28,7 @@ SMALL: dict[str, Any] = {
     "evaluation.every": 100,
     "rounds": 5,
 }
+COUNTING: dict[str, Any] = {"model": "tests.reference.networks:cumulative_norm", "local.batch_size": 20}
 FLYING: dict[str, Any] = {"topology": "async", "topology.in_flight": 6, "topology.buffer": 3}
 
 
@@ -38,18 +39,34 @@ def parameters(run: fedmpi.Run) -> torch.Tensor:
 @pytest.mark.parametrize("average", ["updates", "models"])
 @pytest.mark.parametrize(
     "local",
-    [{}, {"local.batch_size": "all"}, {"clients.sampler": "weighted", "server.weights": "uniform"}],
-    ids=["steps", "merged", "drawn twice"],
+    [
+        {},
+        {"local.batch_size": "all"},
+        {"clients.sampler": "weighted", "server.weights": "uniform"},
+        COUNTING | {"local.drop_last": True},
+        COUNTING | {"local.drop_last": True, "model.dtype": "float64"},
+    ],
+    ids=["steps", "merged", "drawn twice", "counted batches", "float64"],
 )
 def test_clients_of_equal_speed_and_a_full_buffer_are_federated_averaging(average: str, local: dict[str, Any]):
     same = {"devices.speed.median": 1e30, "server.optimizer": "momentum", **SMALL, **local}  # bytes take equal time
     star = fedmpi.run({**same, "clients.count": 6})
     flying = fedmpi.run({**same, **FLYING, "topology.buffer": 6, "topology.average": average})
-    assert torch.equal(parameters(star), parameters(flying))
+    found = flying.model.state_dict()
+    assert all(torch.equal(found[name], value) for name, value in star.model.state_dict().items())
     for one, other in zip(star.records, flying.records, strict=True):
         assert other["virtual_seconds"] == pytest.approx(one["virtual_seconds"], rel=1e-12)
         assert other["staleness_max"] == 0
         assert all(other[key] == value for key, value in one.items() if key not in (*TIMINGS, "virtual_seconds"))
+
+
+def test_a_step_counts_as_many_batches_as_its_largest_update_or_the_model_before():
+    stale = {"devices.speed": "lognormal", "topology.buffer": 1, "local.steps": 3, "rounds": 20}
+    run = fedmpi.run({**SMALL, **FLYING, **COUNTING, **stale})
+    counted, events = [0], run.events
+    for version in events["version"][events["event"] == "arrival"].tolist():
+        counted.append(max(counted[-1], counted[version] + 3))
+    assert run.model.layers[1].num_batches_tracked == counted[-1] < 3 * 20
 
 
 def test_a_sampler_fills_free_places_and_sees_who_is_busy():

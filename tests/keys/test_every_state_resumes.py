@@ -50,6 +50,7 @@ STATES = {
     ),
     "clients and models in flight": (
         f"{S} topology=async topology.in_flight=5 topology.buffer=2 devices.speed=lognormal clients.sampler=ucb "
+        "model.name=tests.reference.networks:cumulative_norm local.drop_last=true "
         "local.optimizer=adam local.lr=0.01 server.optimizer=momentum"
     ),
     "the best round and the bytes so far": (f"{SOME} local.lr=0.5 evaluation.every=2 evaluation.target_accuracy=0.1"),

@@ -101,6 +101,7 @@ class Plain:
     def run(self, rule: Any) -> np.ndarray:
         """The last global model; `rule` is s(staleness)."""
         x, history, rate = self.network.initial, [], self.config.server.optimizer.options["lr"]
+        d = self.network.trainable
         for step in range(self.config.rounds):
             self.step = step
             history.append(x)
@@ -109,28 +110,32 @@ class Plain:
             if self.config.topology.average == "models":
                 [(change, old, s)] = ends  # Xie et al. 2019, Algorithm 1: x_t ← (1 − α_t) x_{t−1} + α_t x_new
                 x = (1 - rate * s) * x + rate * s * (old + change)
-            elif ends:  # Nguyen et al. 2022, Algorithm 1: w ← w − η_g Δ̄, Δ̄ = Σ s Δ_i / K
-                x = x + rate * sum(s * change for change, _, s in ends) / len(ends)
+            elif ends:  # Nguyen et al. 2022, Algorithm 1: w ← w − η_g Δ̄, Δ̄ = Σ s Δ_i / K; buffers are averaged
+                weights = rate * sum(s * change[:d] for change, _, s in ends)
+                buffers = sum(s * (old + change - x)[d:] for change, old, s in ends)
+                x = x + np.concatenate([weights, buffers]) / len(ends)
         return x
 
 
-KINDS: dict[str, tuple[dict[str, Any], Any]] = {
+KINDS: dict[str, tuple[dict[str, Any], dict[str, Any], Any]] = {
     "fedasync": (
-        {"buffer": 1, "average": "models", "staleness": {"name": "hinge", "a": 0.5, "b": 2}, "rounds": 40},
+        {"buffer": 1, "average": "models", "staleness": {"name": "hinge", "a": 0.5, "b": 2}},
+        {"rounds": 40},
         lambda staleness: 1.0 if staleness <= 2 else 1 / (0.5 * (staleness - 2) + 1),
     ),
-    "fedbuff": ({"buffer": 7}, lambda staleness: (1 + staleness) ** -0.5),
-    "period": ({"period": 0.3, "failure": 0.3}, lambda staleness: (1 + staleness) ** -0.5),
+    "fedbuff": (
+        {"buffer": 7},
+        {"model.norm": True, "local.batch_size": "all"},
+        lambda staleness: (1 + staleness) ** -0.5,
+    ),
+    "period": ({"period": 0.3}, {"clients.failure_rate": 0.3}, lambda staleness: (1 + staleness) ** -0.5),
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_equals_the_loop_of_its_paper(kind: str) -> None:
-    chosen, rule = KINDS[kind]
-    settings = BASE | {"server.optimizer.lr": 0.6, "rounds": chosen.get("rounds", 14)}
-    settings["clients.failure_rate"] = chosen.get("failure", 0.0)
-    for name, value in chosen.items():
-        settings |= {} if name in ("rounds", "failure") else {f"topology.{name}": value}
+    topology, more, rule = KINDS[kind]
+    settings = BASE | {"server.optimizer.lr": 0.6} | {f"topology.{name}": one for name, one in topology.items()} | more
     plain = Plain(settings)
     run, wanted = fedmpi.run(settings), plain.run(rule)
     events = list(zip(*(run.events[name] for name in ("round", "event", "client", "version")), strict=True))
@@ -139,6 +144,7 @@ def test_a_run_equals_the_loop_of_its_paper(kind: str) -> None:
     starts = Counter((client, version) for _, _, event, client, version in plain.events if event == "start")
     assert max(starts.values()) > 1 or kind == "fedasync"
     assert max(record.get("staleness_max", 0) for record in run.records) > 1
-    found = torch.nn.utils.parameters_to_vector(run.model.parameters()).detach()
+    values = [*run.model.parameters(), *(one for one in run.model.buffers() if one.is_floating_point())]
+    found = torch.nn.utils.parameters_to_vector(values).detach()
     assert found.dtype == torch.float64
     assert np.linalg.norm(found.numpy() - wanted) <= 1e-10 * np.linalg.norm(wanted)

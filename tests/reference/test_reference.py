@@ -342,7 +342,8 @@ MORE_EXACT: dict[str, str] = {
         )
     },
     "models of several versions": f"{SMALL} {TIMED} topology=async topology.in_flight=6 topology.buffer=1 "
-    "topology.average=models clients.failure_rate=0.1 rounds=12",
+    "topology.average=models clients.failure_rate=0.1 rounds=12 local.batch_size=20 local.drop_last=true "
+    "model.name=tests.reference.networks:cumulative_norm",
 }
 """For slow tests."""
 TWICE = f"{QUIET} rounds=2 server.exact=true"
