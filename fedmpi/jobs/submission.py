@@ -11,7 +11,8 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,8 +31,9 @@ SAME = ("account", "partition", "qos", "mem")
 """Site settings that are options of sbatch by name."""
 TASK = "%a"
 """Placeholder for the number of an array's task."""
-TASKS = re.compile(r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%[1-9]\d*)?")
+TASKS = re.compile(r"\d+(-\d+(:[1-9]\d*)?)?(,\d+(-\d+(:[1-9]\d*)?)?)*(%[1-9]\d*)?")
 """Tasks of an array, and how many of them run at a time."""
+MEMORY = re.compile(r"(\d+([KMGT]B?)?)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,10 @@ def prepare_submission(
     site = load_site(where, gpus=gpus_per_node > 0).model_copy(
         update={key: value for key, value in given.items() if value}
     )
+    if not MEMORY.fullmatch(site.mem):
+        raise UserError(
+            f"mem = {site.mem!r} is not a size. Give a number with K, M, G or T, as --mem 64G, or change mem in {where}"
+        )
     sweeps = config is not None and not read_toml(config).keys().isdisjoint(OF_A_SWEEP)
     if sweeps:
         assert config is not None
@@ -171,50 +177,72 @@ def _write(folder: Path, contents: dict[str, bytes], other: str) -> None:
 
 
 def _check_configuration(config: Path | None, settings: Sequence[str], out: Path, array: str) -> None:
-    """Validate the configuration; for an array, that of its first task."""
+    """Check the configuration of each task of an array, or of the one job."""
     varied = [text for text in (*settings, str(out)) if TASK in text]
     if varied and not array:
         raise UserError(f"%a in {varied[0]} is the number of an array's task. Give --array, for example --array 0-3")
-    first = _first_task(array or "0")
-    if re.search("[-,]", array) and not any(TASK in setting for setting in settings):
+    tasks = _tasks(array or "0")
+    if len(tasks) > 1 and not any(TASK in setting for setting in settings):
         raise UserError(f"the tasks of --array {array} are all the same run. Let a setting differ, as --set seed=%a")
-    loaded = load_config(config, [setting.replace(TASK, first) for setting in settings])
-    if config is not None:
-        refuse_other_shards(config, loaded)
+    loaded = {}
+    for task in tasks:
+        with _named(f"task {task}: " if array else ""):
+            loaded[f"task {task}"] = load_config(config, [setting.replace(TASK, str(task)) for setting in settings])
+            if config is not None:
+                refuse_other_shards(config, loaded[f"task {task}"])
     _try(loaded)
 
 
-def _first_task(array: str) -> str:
-    if TASKS.fullmatch(array) is None:
+def _tasks(array: str) -> list[int]:
+    """Return the numbers of an array's tasks."""
+    found = list[int]()
+    for first, last, step in re.findall(r"(\d+)(?:-(\d+))?(?::(\d+))?", array.partition("%")[0]):
+        found += range(int(first), int(last or first) + 1, int(step or 1))
+    if TASKS.fullmatch(array) is None or not found:
         raise UserError(f"--array {array} is not a list of tasks. Give 0-3, 1,5,7 or 0-99%10 (ten at a time)")
-    return re.split("[-,%]", array)[0]
+    return found
 
 
 def _checked_sweep(file: Path, settings: Sequence[str], out: Path, array: str) -> str:
-    """Check the runs of a sweep, the first one as if it started, unless its shards are to be prepared; return tasks."""
+    """Check the runs of a sweep as if they started, unless their shards are to be prepared; return its tasks."""
     from fedmpi.sweeps.plan import plan_sweep  # imports torch
 
     if varied := [text for text in (*settings, str(out)) if TASK in text]:
         raise UserError(f"%a in {varied[0]} has no effect, since {file} has a table [sweep]. Add its values there")
     runs = plan_sweep(file, out, settings).runs
     array = array if array and not array.startswith("%") else f"0-{len(runs) - 1}{array}"
-    first = int(_first_task(array))
-    largest = max(map(int, re.findall(r"\d+", re.sub("[:%][0-9]+", "", array))))
-    if largest >= len(runs):
+    tasks = _tasks(array)
+    if (largest := max(tasks)) >= len(runs):
         raise UserError(f"--array {array} names task {largest}, but {file} describes runs 0 to {len(runs) - 1}")
-    if runs[first].data is None:
-        _try(runs[first].config)
+    _try({f"run {runs[task].name}": runs[task].config for task in tasks if runs[task].data is None})
     return array
 
 
-def _try(config: Config) -> None:
-    """Assemble a run in this process as `fedmpi train` does, so that a job does not fail after hours in the queue."""
+def _try(configs: Mapping[str, Config]) -> None:
+    """Assemble runs in this process as `fedmpi train` does, so that a job does not fail after hours in the queue.
+
+    Of runs that differ in their seed only, the first is assembled.
+    """
     from fedmpi.common.arithmetic import process_as_before  # these import torch
     from fedmpi.core.experiment import Experiment
 
-    here = config.cluster.model_copy(update={"device": "cpu"})  # where jobs are submitted there may be no GPU
-    with process_as_before():
-        Experiment.connect(config.model_copy(update={"cluster": here})).close()
+    tried = list[Config]()
+    for name, config in configs.items():
+        here = config.cluster.model_copy(update={"device": "cpu"})  # where jobs are submitted there may be no GPU
+        if (alike := config.model_copy(update={"cluster": here, "seed": 0})) in tried:
+            continue
+        tried.append(alike)
+        with _named(f"{name}: " if len(configs) > 1 else ""), process_as_before():
+            Experiment.connect(config.model_copy(update={"cluster": here})).close()
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Write the name of a run before the sentence of an error."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{name}{error}") from error
 
 
 def _launcher(site: Site, where: Path, numbers: dict[str, int]) -> list[str]:

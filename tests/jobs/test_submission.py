@@ -187,7 +187,10 @@ def test_wrong_settings_of_the_site_are_rejected(text: str, key: str, site: Path
         ({"settings": ["local.lrr=1"]}, "local.lrr"),
         ({"settings": ["preset=fedavg", "seed=%a"]}, "--array 0-3"),
         ({"array": "0-3"}, "the tasks of --array 0-3 are all the same run"),
-        ({"settings": ["rounds=%a"], "array": "0-2"}, "rounds = 0"),
+        ({"settings": [*FEDAVG, "rounds=%a"], "array": "1,0-6:3"}, "task 0: rounds = 0"),
+        ({"settings": [*FEDAVG, "clients.count=%a"], "array": "5-45:20"}, "task 25: clients.count = 25"),
+        ({"settings": [*FEDAVG, "seed=%a"], "array": "3-0"}, "--array 3-0 is not a list of tasks"),
+        ({"mem": "64 GB"}, "mem = '64 GB' is not a size"),
         ({"array": "a-b"}, "--array a-b"),
         ({"settings": ["preset=fedavg", "data.source=shards/none"]}, "shards/none"),
         ({"settings": ["preset=fedavg", "clients.count=2000"]}, "the data hold 20 clients"),
@@ -241,6 +244,9 @@ def test_a_sweep_becomes_an_array_and_its_script_runs_as_written(tmp_path: Path)
     assert "--array=0-5%2" in script.read_text()
     words = " ".join(run_script(tmp_path, script, SLURM_ARRAY_TASK_ID="3"))
     assert words.endswith(f"fedmpi sweep {file} --set rounds=2 --out {script.parent} --index 3")
+    file.write_text('preset = "fedavg"\n[sweep]\n"clients.count" = [5, 2000]\n')
+    with pytest.raises(UserError, match=r"run count=2000: clients\.count = 2000"):
+        tasks("")
 
 
 def test_jobs_with_gpus_that_lack_something_are_warned_of(site: Path) -> None:
