@@ -520,7 +520,8 @@ class LoggingTable(Table):
     """Record drift, gradient diversity, update norms, participation fairness and the decrease of local losses. Clients
     are then not merged, and each needs two more passes over its data."""
     participants: bool = False
-    """Record the clients that participate in each round (key `clients`: ascending numbers and ranges, "0-9 12 15")."""
+    """Record the selected clients of each round (key `clients`: ascending numbers and ranges, "0-9 12 15"). With
+    devices in a star, also record the bytes and, with devices.power, the joules of each invited client."""
 
 
 class ConfigTables(Table):

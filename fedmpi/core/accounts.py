@@ -16,6 +16,7 @@ from fedmpi.common.types import AnyArray, Ints
 from fedmpi.config import Config
 from fedmpi.privacy.sizes import PrivacyLedger, exposure
 from fedmpi.privacy.updates import accountant, draws_in_secret
+from fedmpi.records.history import clients_as_text
 
 
 class Consumption:
@@ -25,12 +26,14 @@ class Consumption:
         self.bytes_down, self.bytes_up = bytes_down, bytes_up
         self.spent = {"bytes": np.zeros(clients, np.int64)} | ({"joules": np.zeros(clients)} if energy else {})
 
-    def enter(self, turnout: Turnout) -> None:
-        """Add a round."""
-        self.spent["bytes"][turnout.asked] += self.bytes_down
-        self.spent["bytes"][turnout.cohort.clients] += self.bytes_up
-        if turnout.joules is not None:
-            self.spent["joules"][turnout.asked] += turnout.joules
+    def enter(self, turnout: Turnout) -> dict[str, AnyArray]:
+        """Add a round; return the bytes and joules of each invited client in it, (a,) each."""
+        arrived = np.isin(turnout.asked, turnout.cohort.clients)
+        spent: dict[str, AnyArray] = {"bytes": self.bytes_down + self.bytes_up * arrived}
+        spent |= {} if turnout.joules is None else {"joules": turnout.joules}
+        for name, values in spent.items():
+            self.spent[name][turnout.asked] += values
+        return spent
 
     def state(self) -> dict[str, AnyArray]:
         """Return the sums so far, (N,) each, for a checkpoint."""
@@ -53,6 +56,7 @@ class Accounts:
         self.exposure = exposure(config) if private else None
         self._unclipped_from = samples.size.max_size if private and not samples.size.clip else None
         self.accountant = accountant(config, len(sizes))
+        self._lists_clients = config.logging.participants
         self.draws_in_secret = draws_in_secret(config)
         self.usage = Usage(len(sizes)) if config.logging.diagnostics else None
         self.consumption: Consumption | None = None
@@ -64,7 +68,10 @@ class Accounts:
         cohort = turnout.cohort
         facts: dict[str, Any] = {}
         if self.consumption is not None:
-            self.consumption.enter(turnout)
+            spent = self.consumption.enter(turnout)
+            if self._lists_clients:
+                facts["invited"] = clients_as_text(turnout.asked)
+                facts |= {f"invited_{name}": values.tolist() for name, values in spent.items()}
         if self.ledger is not None:
             entry = self.ledger.record(answering, self._exposed(cohort, answering))
             facts["size_unprotected"] = entry.unprotected

@@ -21,6 +21,7 @@ from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
 from fedmpi.core.placement import planned_cost
 from fedmpi.local.work import LocalRule, schedule, step_count
+from fedmpi.records.history import clients_as_text
 from tests.end_to_end.in_process import QUIET, run
 from tests.reference.plain_data import AVAILABILITY, Network, Population, stream
 from tests.reference.plain_draws import draw_cohort
@@ -54,7 +55,15 @@ def tables(folder: Path) -> list[str]:
 def settings_of(name: str, folder: Path) -> list[str]:
     """Return the settings of a case."""
     few = ["data.source=digits:clients=9,alpha=0.6", "model.hidden=[8]", "model.activation=tanh", "rounds=9", "seed=4"]
-    return [*few, "clients.count=5", "local.batch_size=8", *QUIET, *tables(folder), *CASES[name]]
+    return [
+        *few,
+        "clients.count=5",
+        "local.batch_size=8",
+        *QUIET,
+        *tables(folder),
+        *CASES[name],
+        "logging.participants=true",
+    ]
 
 
 class Plain:
@@ -123,16 +132,19 @@ class Plain:
             total = total + n * train(config, t, k, self.w, x, y, plans[k], self.network).change
             divisor += n
         self.w = self.w + total / divisor if used else self.w
-        spent = 0.0
+        each = {"bytes": list[int](), "joules": list[float]()}
         for k, (end, (down, work, up)) in ends.items():
             watts = self.table["watts"][k]
             energy = min(end, down) + watts * min(max(end - down, 0), work) + min(max(end - down - work, 0), up)
+            each["joules"].append(energy)
+            each["bytes"].append(size * (1 + (k in used)))
             self.joules[k] += energy
-            self.bytes[k] += size * (1 + (k in used))
-            spent += energy
+            self.bytes[k] += each["bytes"][-1]
         self.clock += length
         counts = {"asked": len(drawn), "participants": len(used), "available": len(there)}
-        return counts | facts | {"virtual_seconds": length, "joules": spent, "steps": sum(len(plans[k]) for k in used)}
+        counts |= {"invited": clients_as_text(np.array(drawn)), **{f"invited_{name}": each[name] for name in each}}
+        steps = sum(len(plans[k]) for k in used)
+        return counts | facts | {"virtual_seconds": length, "joules": sum(each["joules"]), "steps": steps}
 
 
 def dropping(config: Any, t: int, drawn: list[int]) -> list[int]:
@@ -146,7 +158,7 @@ def test_rounds_with_deadlines_and_intervals_are_those_of_a_plain_loop(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    given = [*settings_of(name, tmp_path), "evaluation.clients=all"]
+    given = [*settings_of(name, tmp_path), "evaluation.clients=all", "logging.participants=true"]
     plain = Plain(given)
     expected = [plain.round(t) for t in range(9)]
     assert sum(one["departed"] for one in expected) and (name == "no deadline" or sum(o["late"] for o in expected))
@@ -156,7 +168,8 @@ def test_rounds_with_deadlines_and_intervals_are_those_of_a_plain_loop(
         for record, one in zip(done.records, expected, strict=True):
             for key, value in one.items():
                 absent = key in ("late", "partial") and key not in record
-                assert (0 if absent else record[key]) == pytest.approx(value, rel=1e-9), (key, record["round"])
+                value = value if key == "invited" else pytest.approx(value, rel=1e-9)
+                assert (0 if absent else record[key]) == value, (key, record["round"])
             assert record["virtual_seconds"] <= 6.5 or name == "no deadline" or not record["available"]
         found, start = done.model.double().numpy(), done.start.double().numpy()
         assert np.linalg.norm(found - plain.w) < 1e-5 * np.linalg.norm(plain.w - start)
