@@ -15,7 +15,7 @@ import numpy as np
 
 from fedmpi.clients.availability import FOREVER
 from fedmpi.clients.cohort import Cohort, cohort_size
-from fedmpi.clients.devices import survivors
+from fedmpi.clients.devices import joules, survivors, total
 from fedmpi.clients.turnout import CohortDraw
 from fedmpi.common.calling import refuse_result
 from fedmpi.common.streams import Purpose
@@ -117,10 +117,11 @@ class EventQueue:
 class PlaceDraw(CohortDraw):
     """Draw of clients for free places in flight."""
 
-    def fill(self, t: int, turn: int, places: int, busy: Ints) -> tuple[Cohort, Floats, Bools]:
+    def fill(self, t: int, turn: int, places: int, busy: Ints) -> tuple[Cohort, Floats, Bools, Floats]:
         """Draw up to so many idle clients, for the given time in round t.
 
-        Returns the cohort (k,), the simulated seconds until each update arrives (k,), and a mask of lost updates (k,).
+        Returns the cohort (k,), the simulated seconds until each update arrives or is lost (k,), a mask of lost updates
+        (k,), and the energy of each client (k,), zeros without `devices.power`.
         """
         present = self.availability.present(self._all(t))
         idle = np.ones(len(self.sizes), bool)
@@ -133,18 +134,26 @@ class PlaceDraw(CohortDraw):
         if cohort.draws > places:
             problem = f"returned {cohort.draws} clients for view.count = {places} free places. Return at most these"
             raise refuse_result(self.sampler.part, problem, t)
-        rate, key = self.config.clients.failure_rate, t + (turn << 32)
-        arriving = survivors(self.streams, key, cohort, len(self.sizes), rate).clients
-        seconds, lost = self.seconds_of(clients, self.sizes[clients]), ~np.isin(clients, arriving)
+        rate, key, table = self.config.clients.failure_rate, t + (turn << 32), self.config.devices
+        assert table is not None
+        failed = ~np.isin(clients, survivors(self.streams, key, cohort, len(self.sizes), rate).clients)
+        limit = np.full(len(clients), np.inf if table.deadline is None else table.deadline)
         if self.availability.leaves:
-            stays = self.availability.until(self._all(t))[clients]
-            seconds, lost = np.minimum(seconds, stays), lost | (seconds > stays)
-        return cohort, seconds, lost
+            limit = np.minimum(limit, self.availability.until(self._all(t))[clients])
+        times = self._phases(clients, self.sizes, opening=False)
+        needed, energy = total(times), np.zeros(len(clients))
+        if table.power is not None:
+            ends = np.where(failed, times[0] + times[1], needed)
+            energy = joules(self._devices, clients, times, np.minimum(ends, limit))
+        return cohort, np.minimum(needed, limit), failed | (needed > limit), energy
 
     def returns(self, t: int) -> float:
-        """Return the simulated time at which a client becomes available again, if none is; infinite if none does."""
-        until = self.availability.until(self._all(t)).min() if self.availability.leaves else FOREVER
-        return self.clock + self._after(until) if until < FOREVER else np.inf
+        """Return the simulated time at which the next client becomes available; infinite if none does."""
+        if not self.availability.leaves:
+            return np.inf
+        until = self.availability.until(self._all(t))
+        seconds = np.delete(until, self.availability.present(self._all(t))).min(initial=FOREVER)
+        return self.clock + self._after(seconds) if seconds < FOREVER else np.inf
 
     def _wanted_of(self, clients: int) -> int:
         topology: Any = self.config.topology

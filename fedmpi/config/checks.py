@@ -102,7 +102,7 @@ def _measured(c: ConfigTables) -> Rows:
     yield late and invites, "clients.over_selection samples.sampler", f"{CHOSEN_LATE}. Set clients.over_selection = 1"
     for key, times in _times(c).items():
         yield times and late, f"{key} samples.sampler", f'{CHOSEN_LATE}. Set samples.sampler = "all"'
-        yield times and _mediators(c), f"{key} topology", "only a star counts the time of single clients"
+        yield times and _mediators(c), f"{key} topology", "with mediators, no client has a time of its own"
     yield _leaves(c) and c.devices is None, "clients.availability", "it follows simulated time. Set devices = true"
     timed = bool({"seconds", *TRANSFERS} & {*needs, *measures}) and c.devices is None
     yield timed, "clients.sampler", "it draws by seconds, which only simulated time counts. Set devices = true"
@@ -141,8 +141,8 @@ def _asynchronous(c: ConfigTables) -> Rows:
         ("clients.sampler", c.clients.sampler.name == "shuffled", "its epochs have rounds of equal cohorts"),
         ("clients.sampler", bool(measures or needs - {"history", "seconds"}), f"it measures clients, and {APART}"),
         ("clients.over_selection", c.clients.over_selection > 1, "no round ends before all updates have arrived"),
-        ("devices.deadline", _times(c)["devices.deadline"], "set topology.period instead"),
-        ("devices.power", _times(c)["devices.power"], "energy is counted in a star only"),
+        ("devices.late", getattr(c.devices, "late", "lost") == "partial", "clients take all their steps"),
+        ("samples.sampler", counts_late(c), f'{CHOSEN_LATE}. Set samples.sampler = "all"'),
         ("samples.sampler", c.samples.sampler.name != "all", "it draws the samples of all clients of a round together"),
         ("server.weights", learns, f'{APART}. Set server.weights = "uniform" or "samples"'),
         ("privacy.clip_norm", c.privacy.clip_norm is not None, "no account of ε counts updates of several rounds"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,14 +27,16 @@ class Consumption:
         self.bytes_down, self.bytes_up = bytes_down, bytes_up
         self.spent = {"bytes": np.zeros(clients, np.int64)} | ({"joules": np.zeros(clients)} if energy else {})
 
-    def enter(self, turnout: Turnout) -> dict[str, AnyArray]:
-        """Add a round; return the bytes and joules of each invited client in it, (a,) each."""
-        arrived = np.isin(turnout.asked, turnout.cohort.clients)
-        spent: dict[str, AnyArray] = {"bytes": self.bytes_down + self.bytes_up * arrived}
-        spent |= {} if turnout.joules is None else {"joules": turnout.joules}
+    def enter(self, turnout: Turnout) -> tuple[Ints, dict[str, AnyArray]]:
+        """Add a round; return the clients (a,) that receive or send a model in it, and the bytes and joules of each."""
+        clients = np.union1d(turnout.asked, turnout.cohort.clients)
+        asked, sent = (np.searchsorted(clients, some) for some in (turnout.asked, turnout.cohort.clients))
+        count = partial(np.bincount, minlength=len(clients))
+        spent: dict[str, AnyArray] = {"bytes": self.bytes_down * count(asked) + self.bytes_up * count(sent)}
+        spent |= {} if turnout.joules is None else {"joules": count(asked, turnout.joules)}
         for name, values in spent.items():
-            self.spent[name][turnout.asked] += values
-        return spent
+            self.spent[name][clients] += values
+        return clients, spent
 
     def state(self) -> dict[str, AnyArray]:
         """Return the sums so far, (N,) each, for a checkpoint."""
@@ -60,7 +63,7 @@ class Accounts:
         self.draws_in_secret = draws_in_secret(config)
         self.usage = Usage(len(sizes)) if config.logging.diagnostics else None
         self.consumption: Consumption | None = None
-        if (devices := config.devices) is not None and config.topology.name == "star":
+        if (devices := config.devices) is not None and config.topology.name != "mediators":
             self.consumption = Consumption(len(sizes), bytes_down, bytes_up, devices.power is not None)
 
     def enter(self, turnout: Turnout, answering: Ints | None = None) -> dict[str, Any]:
@@ -68,9 +71,9 @@ class Accounts:
         cohort = turnout.cohort
         facts: dict[str, Any] = {}
         if self.consumption is not None:
-            spent = self.consumption.enter(turnout)
+            clients, spent = self.consumption.enter(turnout)
             if self._lists_clients:
-                facts["invited"] = clients_as_text(turnout.asked)
+                facts["invited"] = clients_as_text(clients)
                 facts |= {f"invited_{name}": values.tolist() for name, values in spent.items()}
         if self.ledger is not None:
             entry = self.ledger.record(answering, self._exposed(cohort, answering))

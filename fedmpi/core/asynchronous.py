@@ -17,7 +17,7 @@ most `in_flight`. The kept updates of all ranks together take at most (in_flight
 
 Deviations from the papers: their servers and clients run on real clocks, so that equal events have no fixed order; here
 updates that arrive at the same simulated time enter in the order in which their clients started, and free places are
-filled after all of them.
+filled after all of them. Places that stay free are filled as soon as a client becomes available.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ from fedmpi.aggregation.staleness import StalenessWeights
 from fedmpi.clients.cohort import Cohort
 from fedmpi.clients.events import EventQueue, PlaceDraw, Start
 from fedmpi.clients.strata import Strata
+from fedmpi.clients.turnout import Turnout
 from fedmpi.common.errors import UserError
 from fedmpi.common.plan import Plan
-from fedmpi.common.types import Ints
+from fedmpi.common.types import Floats, Ints
 from fedmpi.config.tables import Async
 from fedmpi.core.plan import Planner, rate_of
 from fedmpi.core.reduce import RankWork
@@ -66,13 +67,14 @@ class AsyncPlanner(Planner):
         self.topology, self.queue = self.config.topology, EventQueue()
         self.staleness = StalenessWeights(self.topology.staleness)
         self._numbers: dict[str, float] = {}  # of the latest draw for the step
+        self._asked: list[tuple[Ints, Floats]] = []  # clients (k,) of each draw for the step, and their energy
 
     def prepare(self, t: int, strata: Strata | None = None) -> None:
         """Do nothing: the events of a round start from those of the round before."""
 
     def plan(self, t: int, strata: Strata | None = None) -> Plan:
         """Simulate the events up to the server step of round t, and return its plan."""
-        began, started, self._numbers = self.queue.clock, self.queue.started, {}
+        began, self._numbers, self._asked = self.queue.clock, {}, [(np.empty(0, np.int64), np.empty(0))]
         due = sorted(self._arrivals(t), key=lambda start: start.client)
         flying = self.queue.flying()
         rows = [(start.number, start.client, start.version, start.repeat) for start in (*due, *flying)]
@@ -80,16 +82,20 @@ class AsyncPlanner(Planner):
         clients, staleness = flight[1, : len(due)], t - flight[2, : len(due)]
         cohort = Cohort(clients, multiplicity=np.array([start.times for start in due], np.int64))
         self.seconds = np.array([start.seconds for start in due])
-        events = self.queue.close_step(t)
+        asked, energy = map(np.concatenate, zip(*self._asked, strict=True))
+        powered = self.config.devices is not None and self.config.devices.power is not None
+        turnout = Turnout(cohort, asked, len(self.sizes), joules=energy if powered else None)
         if self.cohorts.past is not None:
-            self.cohorts.past.enter(t, np.unique(events["client"][events["event"] == "start"]), np.unique(clients))
+            self.cohorts.past.enter(t, np.unique(asked), np.unique(clients))
         facts = {
             "participants": len(due),
-            "asked": self.queue.started - started,
+            "asked": len(asked),
             "virtual_seconds": self.queue.clock - began,
             "in_flight": len(self.queue.busy),
             "versions": len(np.unique(flight[2, len(due) :])),
             **self._numbers,
+            **({"joules": float(energy.sum())} if powered else {}),
+            **self.accounts.enter(turnout),
             **({"staleness_mean": float(staleness.mean()), "staleness_max": int(staleness.max())} if due else {}),
         }
         return Plan(
@@ -102,7 +108,7 @@ class AsyncPlanner(Planner):
             flight=flight,
             discounts=self.staleness.of(staleness, t),
             facts=facts,
-            events=events,
+            events=self.queue.close_step(t),
         )
 
     def _arrivals(self, t: int) -> list[Start]:
@@ -116,9 +122,10 @@ class AsyncPlanner(Planner):
         while sum(start.times for start in due) < self.topology.size:
             if queue.clock < min(queue.following, end):
                 turn += self._fill(t, turn)
-            if queue.following == np.inf and (returns := self.cohorts.returns(t)) < end:
-                queue.clock = returns  # no client is available before
-                continue
+                returns = self.cohorts.returns(t) if queue.places < self.topology.in_flight else np.inf
+                if returns < min(queue.following, end):
+                    queue.clock = returns  # to fill the free places
+                    continue
             if queue.following > end or queue.following == np.inf:
                 break
             start = queue.pop()
@@ -126,8 +133,8 @@ class AsyncPlanner(Planner):
             lost = lost + 1 if start.lost else 0
             if lost == MOST_LOST:
                 raise UserError(
-                    f"round {t}: the last {lost:,} updates were lost, as their clients failed or left before they "
-                    "arrived. Check the units of clients.availability and devices"
+                    f"round {t}: the last {lost:,} updates were lost, as their clients failed, left or missed the "
+                    "deadline. Check the units of clients.availability and devices"
                 )
         if period is not None:
             queue.clock = end
@@ -138,10 +145,11 @@ class AsyncPlanner(Planner):
         """Start clients in the free places, if there are any."""
         busy, self.cohorts.clock = self.queue.busy, self.queue.clock
         if places := self.topology.in_flight - self.queue.places:
-            cohort, seconds, lost = self.cohorts.fill(t, turn, places, busy)
+            cohort, seconds, lost, energy = self.cohorts.fill(t, turn, places, busy)
             self._check_draw(t, cohort, opening=False)
             self._numbers = {f"sampler_{name}": float(value) for name, value in cohort.numbers.items()}
             self.queue.start(t, cohort, seconds, lost)
+            self._asked.append((cohort.clients, energy))
         return places > 0
 
     def state(self) -> dict[str, Tensor]:

@@ -49,11 +49,16 @@ def parameters(run: fedmpi.Run) -> torch.Tensor:
     ids=["steps", "merged", "drawn twice", "counted batches", "float64"],
 )
 def test_clients_of_equal_speed_and_a_full_buffer_are_federated_averaging(average: str, local: dict[str, Any]):
-    same = {"devices.speed.median": 1e30, "server.optimizer": "momentum", **SMALL, **local}  # bytes take equal time
+    viewed = {"evaluation.clients": "all", "evaluation.clients_every": 5, "devices.power": True}
+    same = {"devices.speed.median": 1e30, "server.optimizer": "momentum", **SMALL, **viewed, **local}  # equal times
     star = fedmpi.run({**same, "clients.count": 6})
     flying = fedmpi.run({**same, **FLYING, "topology.buffer": 6, "topology.average": average})
     found = flying.model.state_dict()
     assert all(torch.equal(found[name], value) for name, value in star.model.state_dict().items())
+    assert {name: column.tolist() for name, column in star.clients.items()} == {
+        name: column.tolist() for name, column in flying.clients.items()
+    }
+    assert {"bytes", "joules"} <= {*star.clients}
     for one, other in zip(star.records, flying.records, strict=True):
         assert other["virtual_seconds"] == pytest.approx(one["virtual_seconds"], rel=1e-12)
         assert other["staleness_max"] == 0
@@ -117,6 +122,8 @@ def test_clients_start_while_they_are_available_and_are_lost_when_they_leave(tmp
             end = started.pop(client)[1]
             assert seconds <= end + 1e-9 and (event != "lost" or seconds == pytest.approx(end, abs=1e-9))
     assert seen == {"start", "arrival", "lost"} and seconds > 5
+    waiting = run.events["seconds"][5:9]  # five clients are available from the start, further ones after 0.02 s
+    assert waiting == pytest.approx([0.02] * 4, abs=1e-9) and run.events["event"][:9].tolist() == ["start"] * 9
 
 
 def test_a_run_ends_if_all_clients_leave_too_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -66,5 +66,5 @@ class DoublePerceptron(nn.Module):
 
 
 def double_perceptron(description: DataDescription, width: int = 9, norm: bool = False) -> nn.Module:
-    """Network for `data.normalize = false`, with batch norm if wanted."""
+    """Network for `data.normalize = false`, with or without batch norm."""
     return DoublePerceptron(math.prod(description.feature_shape), description.classes, width, norm)

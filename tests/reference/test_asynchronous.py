@@ -32,6 +32,8 @@ BASE: dict[str, Any] = {
     "local.proximal_mu": 0.05,
     "rounds": 14,
     "devices.speed": "lognormal",
+    "devices.power": True,
+    "logging.participants": True,
     "cluster.threads": 1,
     "evaluation.every": 100,
     "server.weights": "uniform",
@@ -51,7 +53,8 @@ class Plain:
         self.flying: list[tuple[float, int, int, int, int, bool]] = []
         self.events: list[tuple[int, float, str, int, int]] = []
         normals = stream(self.seed, DEVICE, 0, 0).standard_normal(self.people.clients)
-        self.speed = 1000 * np.exp(normals)
+        self.speed, self.deadline = 1000 * np.exp(normals), self.config.devices.deadline or np.inf
+        self.joules = np.zeros(self.config.rounds)
 
     def fill(self, turn: int, values: int) -> None:
         """Send the model to idle clients, drawn uniformly."""
@@ -65,8 +68,20 @@ class Plain:
         rate = self.config.clients.failure_rate
         fate = stream(self.seed, AVAILABILITY, self.step + (turn << 32), 1).random(self.people.clients)
         for k in (idle[i] for i in chosen):
-            seconds = 2 * self.people.sizes[k] / self.speed[k] + 4 * values / 4e6 + 4 * values / 1e6
-            row = (self.clock + seconds, self.started, k, self.step, self.repeats[k], fate[k] < rate)
+            times = 4 * values / 4e6, 2 * self.people.sizes[k] / self.speed[k], 4 * values / 1e6
+            late, failed = sum(times) > self.deadline, fate[k] < rate
+            row = (
+                self.clock + min(sum(times), self.deadline),
+                self.started,
+                k,
+                self.step,
+                self.repeats[k],
+                late | failed,
+            )
+            left = min(sum(times[: 2 if failed else 3]), self.deadline)
+            for part, watts in zip(times, (1, 3, 1), strict=True):
+                self.joules[self.step] += watts * min(part, left)
+                left -= min(part, left)
             self.flying.append(row)
             self.repeats[k] += 1
             self.started += 1
@@ -128,7 +143,11 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any], Any]] = {
         {"model.norm": True, "local.batch_size": "all"},
         lambda staleness: (1 + staleness) ** -0.5,
     ),
-    "period": ({"period": 0.3}, {"clients.failure_rate": 0.3}, lambda staleness: (1 + staleness) ** -0.5),
+    "period": (
+        {"period": 0.3},
+        {"clients.failure_rate": 0.3, "devices.deadline": 0.5},
+        lambda staleness: (1 + staleness) ** -0.5,
+    ),
 }
 
 
@@ -141,6 +160,11 @@ def test_a_run_equals_the_loop_of_its_paper(kind: str) -> None:
     events = list(zip(*(run.events[name] for name in ("round", "event", "client", "version")), strict=True))
     assert events == [(step, event, client, version) for step, _, event, client, version in plain.events]
     np.testing.assert_allclose(run.events["seconds"], [seconds for _, seconds, *_ in plain.events], rtol=1e-12)
+    np.testing.assert_allclose([record["joules"] for record in run.records], plain.joules, rtol=1e-12)
+    for record in run.records:
+        sent = record.get("bytes_client_up", 0) + record.get("bytes_client_down", 0)
+        assert sum(record["invited_bytes"]) == sent
+        assert sum(record["invited_joules"]) == pytest.approx(record["joules"], rel=1e-12)
     starts = Counter((client, version) for _, _, event, client, version in plain.events if event == "start")
     assert max(starts.values()) > 1 or kind == "fedasync"
     assert max(record.get("staleness_max", 0) for record in run.records) > 1
