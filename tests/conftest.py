@@ -24,6 +24,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # second worker of pytest-xdist uses make a test take many times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# No test cuts the power: files need not wait for the disk.
+os.fsync = lambda handle: None
+
 # The examples are the same in every run, and a busy machine may take its time over them; `--hypothesis-profile=default`
 # looks for others.
 settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])

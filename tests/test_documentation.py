@@ -29,6 +29,7 @@ from fedmpi.privacy.sizes import make_mechanism
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "jobs" / "README.md"])
 BLOCK = re.compile(r"^```sh.*?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PROGRAM = typer.main.get_command(app)
 OPTIONS_OF_PARTS = tuple(f"{kind.key}." for kind in KINDS.values())
 
 
@@ -52,12 +53,11 @@ def test_there_are_commands_on_the_pages() -> None:
 
 @pytest.mark.parametrize("words", SHOWN)
 def test_a_command_that_is_shown_is_understood(words: list[str]) -> None:
-    group = typer.main.get_command(app)
     if words[0].startswith("--"):
-        group.make_context("fedmpi", words, resilient_parsing=words[0] == "--install-completion")
+        PROGRAM.make_context("fedmpi", words, resilient_parsing=words[0] == "--install-completion")
         return
     name, *arguments = words
-    context = group.get_command(None, name).make_context(name, arguments)
+    context = PROGRAM.get_command(None, name).make_context(name, arguments)
     for key in assignments([word for word in context.params.get("settings") or [] if "%a" not in word]):
         assert key in all_keys() or key.startswith(OPTIONS_OF_PARTS), key
 

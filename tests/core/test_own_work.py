@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import fedmpi
-import fedmpi.testing
 from fedmpi import Cohort, ComponentFailure, UserError, client_sampler, data_sampler
 from fedmpi.common.plan import Plan
 from fedmpi.config import load_config
@@ -255,9 +254,3 @@ def test_the_log_says_once_why_clients_train_one_at_a_time(caplog: pytest.LogCap
     assert [record.getMessage() for record in caplog.records if "one at a time" in record.getMessage()] == [
         "round 0: clients train one at a time: each has its own steps or lr (said once)"
     ]
-
-
-@pytest.mark.parametrize("name", ["dealt", "hardest"])
-def test_these_samplers_keep_their_contracts(name: str) -> None:
-    for check in fedmpi.testing.checks(OWN + name, runs=False):
-        assert check()

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import multiprocessing
 import os
 import shutil
 import signal
-import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import numpy as np
 import pytest
 
+from data_prep import writer
 from data_prep.__main__ import fetch, flag
 from data_prep.datasets import DATASETS
 from data_prep.raw import Source
@@ -25,9 +28,9 @@ from fedmpi import UserError, components
 from fedmpi.data.opening import open_store
 from fedmpi.data.schema import MANIFEST, read_manifest
 from tests.data_prep.command import main
-from tests.mpi.launch import find_mpiexec, finish_job, start_job
+from tests.mpi.launch import finish_job, run_mpi, start_job
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+FORK = multiprocessing.get_context("fork")
 Output = pytest.CaptureFixture[str]
 
 
@@ -123,16 +126,29 @@ def test_vocabulary_and_vectors_are_stored_beside_the_shards(tmp_path: Path, cap
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
 def test_a_preparation_that_is_ended_is_repeated_by_the_same_command(
-    tmp_path: Path, number: signal.Signals, code: int
+    tmp_path: Path, number: signal.Signals, code: int, capfd: Output
 ) -> None:
     """Ended after the first of 60 shards: no manifest, the folder cannot be read, and the next attempt is whole."""
     words = ["digits", "--partition", "iid", "--clients", "60", "--shards", "60", "--out", str(tmp_path / "s")]
-    program = [sys.executable, "-c", STAY_AT_THE_THIRD_SHARD, *words]
-    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=REPOSITORY) as process:
-        assert process.stdout is not None and b"third shard\n" in process.stdout
-        process.send_signal(number)
-        said = process.communicate(timeout=60)[1].decode()
-    assert process.returncode == code and ("interrupted: repeat the command" in said) == (code == 130)
+    fill, at_the_third = writer._fill_shard, FORK.Event()
+
+    def stay(plan: Any, first: int, *others: Any) -> Any:
+        if first == 2:
+            at_the_third.set()
+            time.sleep(100)
+        return fill(plan, first, *others)
+
+    def prepare() -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in background jobs
+        writer._fill_shard = stay
+        sys.exit(main(words))
+
+    process = FORK.Process(target=prepare)
+    process.start()
+    assert at_the_third.wait(60) and process.pid
+    os.kill(process.pid, number)
+    process.join(60)
+    assert process.exitcode == code and ("interrupted: repeat the command" in capfd.readouterr().err) == (code == 130)
     left = {path.name for path in (tmp_path / "s").iterdir()}
     assert MANIFEST not in left and (number == signal.SIGKILL or not left)
     with pytest.raises(UserError, match="interrupted or is still running" if left else "is missing"):
@@ -141,21 +157,6 @@ def test_a_preparation_that_is_ended_is_repeated_by_the_same_command(
     assert open_store(tmp_path / "s", verify=True).clients == 60 and len(list((tmp_path / "s").iterdir())) == 62
 
 
-# A shell gives its background jobs an ignored SIGINT, and children inherit it.
-STAY_AT_THE_THIRD_SHARD = """
-import signal, time
-signal.signal(signal.SIGINT, signal.default_int_handler)
-from data_prep import writer
-from data_prep.__main__ import main
-fill = writer._fill_shard
-def stay(plan, first, *others):
-    if first == 2:
-        print("third shard", flush=True)
-        time.sleep(100)
-    return fill(plan, first, *others)
-writer._fill_shard = stay
-main()
-"""
 WORDS = ["digits", "--partition", "iid", "--clients", "6", "--shards", "3", "--val", "0.1", "--seed", "0", "--out"]
 WRITE = os.write
 
@@ -205,13 +206,11 @@ def test_the_program_ends_in_order_on_a_full_disk(tmp_path: Path) -> None:
 
 
 def test_the_first_of_several_processes_writes(tmp_path: Path) -> None:
-    program = [sys.executable, "-m", "data_prep", *WORDS, str(tmp_path / "s")]
-    done = finish_job(start_job([find_mpiexec(), "-n", "2", *program], cwd=REPOSITORY), timeout=150)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("license") == 1 and done.stdout.count("Gini") == 1
+    twice = "import sys; from data_prep.__main__ import main, run; run(sys.argv[1:]); main()"
+    ended = run_mpi(2, ["-c", twice, *WORDS, tmp_path / "s"])
+    assert ended.returncode == 2 and "--overwrite" in ended.stderr and "Traceback" not in ended.stderr
+    assert ended.stdout.count("license") == 2 and ended.stdout.count("Gini") == 1
     assert open_store(tmp_path / "s", verify=True).clients == 6
-    failed = finish_job(start_job([find_mpiexec(), "-n", "2", *program], cwd=REPOSITORY), timeout=150)
-    assert failed.returncode == 2 and "--overwrite" in failed.stderr and "Traceback" not in failed.stderr
 
 
 # Downloads

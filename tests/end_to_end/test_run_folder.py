@@ -1,4 +1,4 @@
-"""Output and files of a run on three ranks; its own configuration repeats it in one process."""
+"""Output and files of a run on two ranks; its own configuration repeats it in one process."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ PHASES = {"plan", "load", "train", "reduce", "apply", "evaluate"}
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Done:
-    """A finished run of rich.toml on three ranks."""
+    """A finished run of rich.toml on two ranks."""
     folder = tmp_path_factory.mktemp("rich") / "RUN"
-    job = run_mpi(3, [*TRAIN, RICH, "--out", folder], timeout=SECONDS)
+    job = run_mpi(2, [*TRAIN, RICH, "--out", folder], timeout=SECONDS)
     assert job.returncode == 0, job.stderr
     return Done(folder, job)
 
@@ -63,7 +63,7 @@ def test_the_summary_reports_final_and_best_scores_and_where_it_ran(run: Done):
     assert summary["final"]["test_loss"] == recorded[-1]["test_loss"]
     assert (summary["best_test_accuracy"], summary["best_round"]) == (best["test_accuracy"], best["round"])
     assert summary["bytes_total"] == sum(r["bytes_client_up"] + r["bytes_client_down"] for r in recorded)
-    assert (summary["ranks"], summary["clients"]) == (3, 30)
+    assert (summary["ranks"], summary["clients"]) == (2, 30)
     assert summary["parameters"] == 64 * 16 + 16 + 16 * 10 + 10
     assert summary["wall_seconds"] > 0
     assert summary["versions"].keys() >= {"fedmpi", "python", "torch", "numpy", "mpi"}
@@ -77,7 +77,7 @@ def test_the_newest_checkpoints_are_kept(run: Done):
 
 def test_the_log_names_versions_ranks_and_the_engine_with_its_reason(run: Done):
     log = (run.folder / "run.log").read_text()
-    assert "3 ranks on 1 node" in log and "fedmpi" in log and "torch" in log
+    assert "2 ranks on 1 node" in log and "fedmpi" in log and "torch" in log
     assert "sequential (server.exact: the rounding of a stack depends on its clients)" in log
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import re
 import shutil
 from functools import cache
@@ -13,7 +12,6 @@ from typing import Any
 
 import h5py
 import numpy as np
-from safetensors.numpy import load_file
 
 import fedmpi
 from fedmpi.config import config_toml, load_config
@@ -46,19 +44,16 @@ CLIPPED = f"{ALL} server.weights=uniform"
 NOISED = f"{CLIPPED} privacy.clip_norm=0.1"
 
 
-def seen(folder: Path) -> dict[str, Any]:
-    """Return what is in a run's folder, without what is timed."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    records = [{key: value for key, value in line.items() if key not in TIMED} for line in lines]
-    summary = json.loads((folder / "summary.json").read_text())
-    model = load_file(folder / "model.safetensors")
-    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+def seen(run: fedmpi.Run) -> dict[str, Any]:
+    """Return what is in a run and its folder, without what is timed."""
+    records = [{key: value for key, value in record.items() if key not in TIMED} for record in run.records]
+    names = sorted(str(path.relative_to(run.folder)) for path in run.folder.rglob("*.*")) if run.folder else []
     return {
         "rejection": "",
         "clients": [record.pop("clients", None) for record in records],
-        "model": [model[name].tolist() for name in sorted(model)],
+        "model": [value.tolist() for _, value in sorted(run.model.state_dict().items())],
         "record": records,
-        "summary": {key: value for key, value in summary.items() if key not in TIMED},
+        "summary": {key: value for key, value in run.summary.items() if key not in TIMED},
         "files": [re.sub(r"(tfevents)\..*", r"\1", name) for name in names],
     }
 
@@ -74,26 +69,25 @@ class Runs:
         self.folder = folder
         self.made: dict[str, dict[str, Any]] = {}
 
-    def of(self, settings: str) -> dict[str, Any]:
+    def of(self, settings: str, in_folder: bool) -> dict[str, Any]:
         """Return what is seen of a run. Settings that mean the same share it."""
         words = [self._with_paths(word) for word in f"{QUIET} {settings}".split()]
         config = load_config(None, words)
-        key = config_toml(config)
+        key = config_toml(config) + in_folder * "#"
         if key not in self.made:
-            out = self.folder / f"run{len(self.made)}"
+            out = self.folder / f"run{len(self.made)}" if in_folder else None
             with contextlib.redirect_stdout(io.StringIO()) as printed:
                 try:
-                    fedmpi.run(config, out=out, progress=True)
-                    self.made[key] = seen(out)
+                    self.made[key] = seen(fedmpi.run(config, out=out, progress=True))
                 except (fedmpi.UserError, fedmpi.ClientFailure) as error:
                     self.made[key] = {"rejection": str(error)}
             rounds = [line.split()[1] for line in printed.getvalue().splitlines() if line.startswith("round")]
-            self.made[key] |= {"printed": rounds, "folder": out}
+            self.made[key]["printed"] = rounds
         return self.made[key]
 
-    def difference(self, one: str, other: str) -> str:
+    def difference(self, one: str, other: str, in_folder: bool) -> str:
         """Return the first of `SEEN` in which two runs differ; "" if they are the same."""
-        left, right = self.of(one), self.of(other)
+        left, right = self.of(one, in_folder), self.of(other, in_folder)
         assert not left["rejection"], left["rejection"]
         return next((name for name in SEEN if name not in right or not _equal(left[name], right[name])), "")
 

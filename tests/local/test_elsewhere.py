@@ -50,9 +50,9 @@ from tests.local.test_algorithms import OWN, make
 HERE = torch.device("cpu")
 SIZES = np.array([5, 9, 3, 7])
 TASKS = [ClientTask(client, None, 0.3) for client in range(len(SIZES))]
-STEPS = LocalRule(lr=0.05, epochs=2, batch_size=4, proximal_mu=0.1)
+STEPS = LocalRule(lr=0.05, epochs=1, batch_size=4, proximal_mu=0.1)
 RULES = {
-    BatchedEngine: [replace(STEPS, optimizer="adam")],
+    BatchedEngine: [replace(STEPS, epochs=2, optimizer="adam")],
     SequentialEngine: [STEPS, replace(STEPS, optimizer="adam")],
     MergedEngine: [LocalRule(lr=0.05, epochs=1, batch_size=None)],
 }
@@ -74,7 +74,7 @@ RUNS = {
     "scaffold": (*SIDE_BY_SIDE, "local.algorithm=scaffold"),
     "mediators": (*FEDAVG, *(f"topology{of}" for of in ("=mediators", ".keep_optimizer=true")), "local.optimizer=adam"),
     "scaffold, sequential": (*FEDAVG, "local.algorithm=scaffold", "evaluation.clients=all"),
-    "copies": (*FEDAVG, "model.copies=3", "local.batch_size=8"),
+    "copies": (*FEDAVG, "model.copies=3", "local.batch_size=20"),
 }
 MORE_RUNS = {
     "private": (*FEDAVG, "server.weights=uniform", "privacy.clip_norm=1", "privacy.noise_multiplier=1"),
@@ -115,12 +115,12 @@ def trained(name: str, engine: type, rules: Sequence[LocalRule], device: torch.d
 
 
 def ran(settings: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, device: torch.device | None) -> Tensor:
-    """The model after three rounds, each of which is evaluated."""
+    """The model after two rounds, each of which is evaluated."""
     prepared = core_experiment.prepare_device
     with monkeypatch.context() as patched:
         if device is not None:
             patched.setattr(core_experiment, "prepare_device", lambda *given: (prepared(*given), device)[1])
-        few = ("data.source=digits:clients=12", "rounds=3", "local.batch_size=40", "evaluation.every=1")
+        few = ("data.source=digits:clients=12", "rounds=2", "local.batch_size=40", "evaluation.every=1")
         quiet = ("logging.tensorboard=false", "checkpoint.every=0")
         experiment = Experiment.connect(load_config(None, [*few, *quiet, *settings]))
         simulation = Simulation(experiment, None)
@@ -200,8 +200,8 @@ def test_stacked_forms_name_the_device_of_every_tensor_and_copy_nothing_in_a_ste
     here = trained(name, BatchedEngine, rules, HERE)
     with elsewhere() as device, recorded() as graphs, watched((Graphs, "run")) as seen:
         assert_alike(trained(name, BatchedEngine, rules, device), here)
-    assert set(seen) == {"kernel"} and graphs == {"captured": 2, "replayed": 10}
-    assert name != "mlp" or len(seen) == 12 * 20
+    assert set(seen) == {"kernel"} and graphs == {"captured": 2, "replayed": 4}
+    assert name != "mlp" or len(seen) == 6 * 20
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", pytest.param("text-cnn", marks=pytest.mark.slow)])
@@ -271,11 +271,11 @@ def test_tables_of_all_words_and_samples_count_as_memory(optimizer: str, vectors
 
 
 def test_a_resumed_run_trains_as_many_clients_at_once_on_a_larger_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    settings = (*SIDE_BY_SIDE, "data.source=digits:clients=12", "rounds=4", "logging.tensorboard=false")
+    settings = (*SIDE_BY_SIDE, "data.source=digits:clients=12", "rounds=3", "logging.tensorboard=false")
     prepared = core_experiment.prepare_device
     with elsewhere() as device:
         monkeypatch.setattr(core_experiment, "prepare_device", lambda *given: (prepared(*given), device)[1])
-        for folder, bits, rounds in (("whole", 23, None), ("parts", 23, 2), ("parts", 30, None)):
+        for folder, bits, rounds in (("whole", 23, None), ("parts", 23, 1), ("parts", 30, None)):
             monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=1 << bits: (free, free))
             run_into(tmp_path / folder, *settings, resume=bits == 30, stop_after=rounds)
     whole, parts = (tmp_path / folder for folder in ("whole", "parts"))
@@ -307,15 +307,16 @@ def test_both_forms_of_convolutions_have_the_gradients_of_the_module(
     here = trained(name, SequentialEngine, [STEPS, STEPS], HERE)
     with elsewhere() as device, recorded() as graphs, watched((Graphs, "run")) as seen:
         assert_alike(trained(name, BatchedEngine, [STEPS, STEPS], device), here, 1e-10)
-    assert set(seen) == {"kernel"} and graphs["replayed"] == 10
+    assert set(seen) == {"kernel"} and graphs["replayed"] == 4
 
 
 @pytest.mark.parametrize(
     ("optimizer", "name"),
     [
-        *(("sgd", name) for name in ("mlp", "cnn", "text-cnn", "transformer", "own")),
+        *(("sgd", name) for name in ("mlp", "cnn", "text-cnn", "own")),
         *(("adam", name) for name in ("mlp", "own")),
         *(pytest.param("adam", name, marks=pytest.mark.slow) for name in ("cnn", "text-cnn", "transformer")),
+        pytest.param("sgd", "transformer", marks=pytest.mark.slow),
     ],
 )
 def test_sequential_steps_copy_nothing_and_a_round_waits_once(name: str, optimizer: str):
@@ -471,7 +472,7 @@ def test_sums_and_state_stay_on_the_device(algorithm: str, exact: bool, monkeypa
             watched((Hooks, "settle"), (RoundSum, "close"), (RoundSum, "reduce")) as of_rounds,
         ):
             assert torch.equal(ran(settings, monkeypatch, device), here)
-        assert of_clients.count("to the host") == (0 if near else 3 * 4)
-        assert of_clients.count("to the device") <= (0 if near else 2 * 4)
+        assert of_clients.count("to the host") == (0 if near else 2 * 4)
+        assert of_clients.count("to the device") <= (0 if near else 4)
         checks = exact * (1 + (algorithm == "scaffold"))  # one of each sum
-        assert of_rounds.count("to the host") == 3 * (2 + checks) and of_rounds.count("to the device") == 3
+        assert of_rounds.count("to the host") == 2 * (2 + checks) and of_rounds.count("to the device") == 2

@@ -2,49 +2,50 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
+import importlib
+import multiprocessing
 import sys
+from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
-
-from fedmpi import run
 
 FEW: dict[str, Any] = {"data.source": "digits:clients=10", "rounds": 2}
 RUNS: dict[str, dict[str, Any]] = {
     "fedavg": {"preset": "fedavg", "local.batch_size": 8},
     "fedsampling": {"preset": "fedsampling", "samples.budget": 64},
-    "fedsso": {"preset": "fedsso"},
     "scaffold": {"preset": "fedavg", "local.algorithm": "scaffold", "local.batch_size": 8},
-    "adam": {"preset": "fedavg", "local.optimizer": "adam", "local.lr": 0.003},
 }
-WITHOUT = """
-import json, sys
-sys.modules["fedmpi.local.batched"] = None
-from tests.local.test_removable import RUNS, ended
-print(json.dumps({name: ended(name) for name in RUNS}))
-"""
+Ends = dict[str, tuple[str, list[float]]]
 
 
-def ended(name: str) -> tuple[str, list[float]]:
-    """Return the engine of a short run and the first parameters of its model."""
-    done = run(FEW | RUNS[name])
-    values = [value for tensor in done.model.state_dict().values() for value in tensor.flatten()[:200].tolist()]
-    return str(done.summary["engine"]), values
-
-
-@pytest.fixture(scope="module")
-def without() -> dict[str, tuple[str, list[float]]]:
-    child = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=True)
-    found: dict[str, tuple[str, list[float]]] = json.loads(child.stdout.splitlines()[-1])
+def ends() -> Ends:
+    """Return the engine of each short run and the first parameters of its model."""
+    found = {}
+    for name, settings in RUNS.items():
+        done = importlib.import_module("fedmpi").run(FEW | settings)
+        values = [value for tensor in done.model.state_dict().values() for value in tensor.flatten()[:200].tolist()]
+        found[name] = str(done.summary["engine"]), values
     return found
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_a_run_without_the_batched_engine_gives_the_same_model(
-    name: str, without: dict[str, tuple[str, list[float]]]
-) -> None:
-    (engine, values), (other, expected) = ended(name), without[name]
-    assert "batched" in engine and "sequential" in other
-    assert values == pytest.approx(expected, rel=1e-5, abs=1e-5)
+def without(result: Connection) -> None:
+    """Send the ends of runs of a package that is imported again, without the engine."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "fedmpi"]:
+        del sys.modules[name]
+    sys.modules["fedmpi.local.batched"] = None  # type: ignore[assignment]
+    result.send(ends())
+
+
+def test_runs_without_the_batched_engine_give_the_same_models() -> None:
+    fork = multiprocessing.get_context("fork")
+    receiver, sender = fork.Pipe(duplex=False)
+    child = fork.Process(target=without, args=(sender,))
+    child.start()
+    sender.close()
+    others = receiver.recv()
+    child.join()
+    for name, (engine, values) in ends().items():
+        other, expected = others[name]
+        assert "batched" in engine and "sequential" in other
+        assert values == pytest.approx(expected, rel=1e-5, abs=1e-5)

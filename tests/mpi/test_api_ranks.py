@@ -20,10 +20,14 @@ from torch import nn
 
 import fedmpi
 from data_prep.__main__ import run as prepare
+from fedmpi.config import load_config
+from fedmpi.core.experiment import facts_of_run
+from fedmpi.data.opening import open_store
 from tests.local.test_inputs import WORDS, Words, data
 from tests.local.test_inputs import run as several
 from tests.local.test_isolation import ON_RANKS, resumed, trained
 from tests.mpi.launch import run_mpi
+from tests.mpi.unlike import SCENARIOS, said
 from tests.quick_end import end_quickly
 from tests.test_training_own_models import outcomes
 
@@ -97,6 +101,7 @@ def main() -> None:
         "several inputs": facts_of(several(Words, data(WORDS), {"server.exact": True})),
         "mapped": mapped_after_runs(),
         "isolated": {name: resumed(name, folder) for name in ON_RANKS},
+        "unlike": {name: said(name, rank) for name in SCENARIOS},
     }
     (folder / f"{rank}.json").write_text(json.dumps(found))
     fedmpi.run("fedavg", {"rounds": 9}, stop=lambda: rank == 1 and bool(1 // 0))
@@ -131,6 +136,25 @@ def test_patience_ends_after_the_same_round_with_the_same_best_model_as_on_one_r
     assert [ranks["patient"]["best"] for ranks in found] == [alone["best"]] * RANKS
     assert len(found[0]["patient"]["records"]) == len(alone["records"]) < 20
     assert [ranks["patient"]["summary"][2] for ranks in found] == [alone["summary"][2]] * RANKS == ["ended"] * RANKS
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_ranks_that_differ_from_the_others_end_the_run_with_one_sentence_on_all_ranks(found: Found, name: str):
+    one, *others = (ranks["unlike"][name] for ranks in found)
+    assert others == [one, one]
+    _, _, kind, words = SCENARIOS[name]
+    assert kind in one and re.search(words, one[kind]), one
+
+
+def test_every_key_version_and_shard_is_among_the_facts_that_ranks_compare(tmp_path: Path):
+    assert prepare(f"digits --partition iid --clients 6 --shards 2 --out {tmp_path / 'it'}".split()) == 0
+    manifest = open_store(tmp_path / "it").manifest
+    facts = facts_of_run(load_config(None, ["preset=fedavg", "local.lr=0.3"]), manifest)
+    assert (facts["local.lr"], facts["fedmpi (version)"]) == ("0.3", fedmpi.__version__)
+    assert {"torch (version)", "python (version)", "fedmpi's own sources (sha256)"} <= facts.keys()
+    for file in manifest.files():
+        assert facts[f"manifest.json, {file.name} (sha256)"] == file.sha256
+    assert {f"manifest.json, {key}" for key in ("classes", "seed", "description")} <= facts.keys()
 
 
 @pytest.mark.parametrize(

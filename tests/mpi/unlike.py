@@ -1,42 +1,24 @@
-"""A job in which one rank differs from the others: all ranks decide alike, or the run ends with one sentence.
-
-`mpiexec -n 3 python -m tests.mpi.test_unlike_ranks OUT.json` runs every scenario, and in the end `another model` again,
-its error not caught.
-"""
+"""Runs in which one of three ranks differs from the others; see test_api_ranks.py."""
 
 from __future__ import annotations
 
-import json
-import re
-import sys
 from collections.abc import Callable
-from pathlib import Path
-from subprocess import CompletedProcess
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-import fedmpi
-from data_prep.__main__ import run as prepare
 from fedmpi import UserError, server_optimizer
 from fedmpi.common.errors import RanksDisagree
 from fedmpi.common.plan import Plan
 from fedmpi.config import load_config
-from fedmpi.core.experiment import Experiment, facts_of_run
+from fedmpi.core.experiment import Experiment
 from fedmpi.core.loop import Simulation
-from fedmpi.data.opening import open_store
 from fedmpi.local.sequential import SequentialEngine
-from fedmpi.mpi import Cluster
-from fedmpi.process.exit_codes import run_guarded
-from tests.mpi.launch import run_mpi
-from tests.quick_end import end_quickly
 
 FEDAVG = "preset=fedavg clients.count=7 rounds=2 local.engine=sequential logging.tensorboard=false"
 Patch = pytest.MonkeyPatch
-pytestmark = pytest.mark.timeout(300)
 
 
 @server_optimizer
@@ -92,10 +74,10 @@ SCENARIOS: dict[str, tuple[str, Callable[[int, Patch], None] | None, str, str]] 
         OTHER_MODELS,
     ),
     "a custom component": (
-        f"{FEDAVG} checkpoint.every=0 server.optimizer=tests.mpi.test_unlike_ranks:ByRank",
+        f"{FEDAVG} checkpoint.every=0 server.optimizer=tests.mpi.unlike:ByRank",
         None,
         "RanksDisagree",
-        rf"{OTHER_MODELS}.*server optimizer tests.mpi.test_unlike_ranks:ByRank",
+        rf"{OTHER_MODELS}.*server optimizer tests.mpi.unlike:ByRank",
     ),
     "a key": (
         FEDAVG + " local.lr=0.{rank}1",
@@ -112,39 +94,6 @@ SCENARIOS: dict[str, tuple[str, Callable[[int, Patch], None] | None, str, str]] 
 }
 
 
-@pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, list[dict[str, Any]]], CompletedProcess[str]]:
-    """Return the output of three ranks for every scenario, and the exit code of the job."""
-    out = tmp_path_factory.mktemp("unlike") / "found.json"
-    ended = run_mpi(3, ["-m", "tests.mpi.test_unlike_ranks", out])
-    assert out.exists(), ended.stderr
-    return json.loads(out.read_text()), ended
-
-
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_all_ranks_say_the_same(name: str, job) -> None:
-    one, *others = job[0][name]
-    assert others == [one, one]
-    _, _, kind, words = SCENARIOS[name]
-    assert kind in one and re.search(words, one[kind]), one
-
-
-def test_a_run_that_is_ended_says_so_once_and_exits_with_1(job) -> None:
-    assert job[1].returncode == 1 and "Traceback" not in job[1].stderr
-    assert "error: the models of ranks [2] differ from that of rank 0 after round 0" in job[1].stderr
-
-
-def test_every_key_version_and_shard_is_among_the_facts(tmp_path: Path):
-    assert prepare(f"digits --partition iid --clients 6 --shards 2 --out {tmp_path / 'it'}".split()) == 0
-    manifest = open_store(tmp_path / "it").manifest
-    facts = facts_of_run(load_config(None, ["preset=fedavg", "local.lr=0.3"]), manifest)
-    assert (facts["local.lr"], facts["fedmpi (version)"]) == ("0.3", fedmpi.__version__)
-    assert {"torch (version)", "python (version)", "fedmpi's own sources (sha256)"} <= facts.keys()
-    for file in manifest.files():
-        assert facts[f"manifest.json, {file.name} (sha256)"] == file.sha256
-    assert {f"manifest.json, {key}" for key in ("classes", "seed", "description")} <= facts.keys()
-
-
 def run(name: str, rank: int, patch: Patch) -> None:
     """Run a scenario to its end."""
     settings, change, *_ = SCENARIOS[name]
@@ -156,28 +105,11 @@ def run(name: str, rank: int, patch: Patch) -> None:
     parts.close()
 
 
-def said(name: str, rank: int) -> dict[str, Any]:
+def said(name: str, rank: int) -> dict[str, str]:
+    """Return the error of a scenario by its type."""
     with pytest.MonkeyPatch.context() as patch:
         try:
             run(name, rank, patch)
             return {}
         except (UserError, RanksDisagree) as error:
             return {type(error).__name__: str(error)}
-
-
-def main() -> int:
-    cluster, found = Cluster.connect(), {}
-    for name in SCENARIOS:
-        gathered = cluster.gather(np.frombuffer(json.dumps(said(name, cluster.rank)).encode(), np.uint8))
-        if gathered is not None:
-            found[name] = [json.loads(array.tobytes()) for array in gathered]
-    if cluster.is_server:
-        Path(sys.argv[1]).write_text(json.dumps(found, indent=2))
-    with pytest.MonkeyPatch.context() as patch:
-        run("another model", cluster.rank, patch)
-    return 0
-
-
-if __name__ == "__main__":
-    end_quickly()
-    run_guarded(main)
