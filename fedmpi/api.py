@@ -32,6 +32,7 @@ from fedmpi.core.experiment import Experiment
 from fedmpi.core.loop import Ending, Simulation
 from fedmpi.core.records import OnRound, log_setup, opening_lines
 from fedmpi.data.arrays import ClientArrays
+from fedmpi.data.opening import of_datasets
 from fedmpi.data.schema import DataDescription
 from fedmpi.models import build
 from fedmpi.mpi import Cluster
@@ -173,7 +174,8 @@ def run(
         as your own function or class.
     data : str, Path, ClientArrays, mapping or function, optional
         `data.source`: "digits", a folder of shards, or samples in memory. {"train": …, "test": …, "validation": …} are
-        datasets of torch or Hugging Face (`ClientArrays.from_datasets`) whose column "user" holds the clients.
+        datasets of torch or Hugging Face (`ClientArrays.from_datasets`). Their column "user" holds the clients; without
+        it, `data.source.clients`, `partition`, `alpha` and `seed` assign the samples as those of the digits.
     model : str, function or nn.Module, optional
         `model.name`: a built-in name, a function(description, \\*\\*options), or a network, which is copied.
     out : str or Path, optional
@@ -237,13 +239,12 @@ def _configured(
     config: str | Path | Mapping[str, Any] | Config, overrides: Mapping[str, Any], data: Any, model: Any
 ) -> Config:
     if isinstance(data, Mapping):
-        train, test, val = map(data.get, ("train", "test", "validation"))
-        data = ClientArrays.from_datasets(train, "user", test=test, val=val)
+        data = of_datasets(data)
     if data is not None and not isinstance(data, str | Path) and not callable(data):
         raise UserError(
-            'data is a folder of shards or "digits", fedmpi.ClientArrays(x, y, owner, test=(x, y)), '
-            "fedmpi.ClientArrays.from_datasets(train, owner, test=test), or a function that returns such arrays, not "
-            f"{type(data).__name__}"
+            'data is a folder of shards or "digits", fedmpi.ClientArrays(x, y, owner, test=(x, y)), datasets as '
+            '{"train": train, "test": test}, fedmpi.ClientArrays.from_datasets(train, owner, test=test), or a function '
+            f"that returns such arrays, not {type(data).__name__}"
         )
     objects = {
         key: str(value) if isinstance(value, Path) else value

@@ -162,7 +162,8 @@ class ClientArrays:
             f"owner holds {first} to {last}, so client 0 has no sample. Subtract {first}, or pass clients={count}.",
         )
         self.client_ids = np.arange(count) if names is None else names
-        self.x, self.y, self.offsets = _by_owner(*self._labelled("y", x, y, owner), count)
+        x, y, owner = self._labelled("y", x, y, owner)
+        self.x, self.y, self.offsets = _by_owner(x, y, owner, count)
         self.class_names = tuple(map(str, () if class_names is None else class_names))
         named = not self.class_names or self.targets in ("classification", "multilabel")
         _need(named, f"class_names has no effect on targets = {self.targets!r}. Leave it out")
@@ -174,7 +175,8 @@ class ClientArrays:
             if len(val) == 3:
                 owner, _ = _owners("val's owner", val[2], len(x), names)
                 _need(owner.max() < count, f"val's owner holds {owner.max()}, but there are {count} clients")
-                x, y, self.val_offsets = _by_owner(*self._labelled("val's y", x, y, owner), count)
+                x, y, owner = self._labelled("val's y", x, y, owner)
+                x, y, self.val_offsets = _by_owner(x, y, owner, count)
             self.val = self._labelled("val's y", x, y)
         try:
             self.description = self._describe(classes, vocabulary, mean, std)
@@ -203,7 +205,7 @@ class ClientArrays:
     def from_datasets(
         cls,
         train: Any,
-        owner: Any,
+        owner: Any = None,
         *,
         test: Any,
         val: Any = None,
@@ -219,7 +221,8 @@ class ClientArrays:
             Samples are dicts (columns), or tuples (x, y) or (x_1, x_2, …, y). x may be a dict or tuple; y is then
             column "label", or the last one. `val` is optional.
         owner : str, or array (n,)
-            Column that holds each sample's client, also in `val` where that has it; or the clients themselves.
+            Column that holds each sample's client, also in `val` where that has it; or the clients themselves. By
+            default all samples are of one client.
         label : str, optional
             Column of the targets, by default label or labels; of tuples the last entry.
         inputs : sequence of str, optional
@@ -256,7 +259,8 @@ class ClientArrays:
         if isinstance(getattr(train, "features", None), Mapping):  # Hugging Face's know the names of classes
             options.setdefault("class_names", getattr(train.features[label], "names", None))
         owner = columns[owner] if isinstance(owner, str) else owner
-        return cls(*samples(columns), owner, **options)
+        x, y = samples(columns)
+        return cls(x, y, np.zeros(len(y), np.int64) if owner is None else owner, **options)
 
     @property
     def config_name(self) -> str:

@@ -166,6 +166,12 @@ def columns_of(what: str, dataset: Any) -> dict[str, Any]:
     return {name: stacked(what, [row[name] for row in rows]) for name in rows[0]}
 
 
+def has_column(dataset: Any, name: str) -> bool:
+    """Check whether the samples of a dataset are dicts with this key."""
+    known = not isinstance(dataset, Mapping) and hasattr(dataset, "__getitem__") and len(dataset) > 0
+    return known and isinstance(dataset[0], Mapping) and name in dataset[0]
+
+
 def _flat(sample: Any) -> Any:
     """Return a sample as a dict or tuple of arrays and label, also one (x, label) whose x is a dict or tuple."""
     if isinstance(sample, Mapping) or len(sample) != 2 or not isinstance(sample[0], Mapping | tuple):

@@ -24,6 +24,7 @@ from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
 
 if TYPE_CHECKING:
+    from fedmpi.data.arrays import ClientArrays
     from fedmpi.data.shards import ShardStore
 
 CLASSES = 10
@@ -73,20 +74,13 @@ def open_store(where: Any, options: Mapping[str, Any] | None = None, verify: boo
 def open_digits(options: DigitsOptions) -> ShardStore:
     """The embedded digits as a store."""
     from fedmpi.data.arrays import ClientArrays
-    from fedmpi.data.assignment import dirichlet_by_class, even_sizes, iid
 
     x, y, *test = load_digits_split()
-    if options.clients > len(y):
-        raise UserError(f"the embedded digits have {len(y)} training images. Ask for at most as many clients")
-    generator = Streams(options.seed).generator(Purpose.PARTITION)
-    if options.partition == "iid":
-        rows, offsets = iid(len(y), even_sizes(len(y), options.clients), generator)
-    else:
-        rows, offsets, _ = dirichlet_by_class(y, CLASSES, options.clients, options.alpha, generator)
-    x, y, owner = x[rows], y[rows], np.repeat(np.arange(options.clients), np.diff(offsets))
     # The schema scales uint8 by 1 / 255; mean and std are on that scale though pixels end at 16.
     mean, std = (round(float(value), 6) for value in ((x / 255.0).mean(), (x / 255.0).std()))
-    store = ClientArrays(x, y, owner, test=test, mean=mean, std=std, clients=options.clients, name=DIGITS).store
+    store = assigned(
+        ClientArrays(x, y, np.zeros(len(y), int), test=test, mean=mean, std=std, name=DIGITS), options
+    ).store
     store.manifest = replace(
         store.manifest,
         partition=options.partition,
@@ -97,6 +91,41 @@ def open_digits(options: DigitsOptions) -> ShardStore:
         command="embedded",
     )
     return store
+
+
+def assigned(arrays: ClientArrays, options: DigitsOptions) -> ClientArrays:
+    """Assign the samples of a single client to clients, as the options say."""
+    from fedmpi.data.assignment import dirichlet_by_class, even_sizes, iid
+
+    y, classes, clients = arrays.y, arrays.description.classes, options.clients
+    if clients > len(y):
+        raise UserError(f"the data have {len(y)} training samples. Ask for at most as many clients")
+    generator = Streams(options.seed).generator(Purpose.PARTITION)
+    if options.partition == "iid":
+        rows, arrays.offsets = iid(len(y), even_sizes(len(y), clients), generator)
+    elif arrays.description.labeled:
+        rows, arrays.offsets, _ = dirichlet_by_class(y, classes, clients, options.alpha, generator)
+    else:
+        raise UserError('the samples have no classes, by which to assign them. Set data.source.partition = "iid"')
+    arrays.x, arrays.y, arrays.client_ids = arrays.x[rows], y[rows], np.arange(clients)
+    return arrays
+
+
+def of_datasets(splits: Mapping[str, Any]) -> Any:
+    """Return the data of datasets by split; without a column user, a component that assigns them as the digits."""
+    from fedmpi.data.arrays import ClientArrays
+    from fedmpi.data.inputs import has_column
+
+    train, test, val = map(splits.get, ("train", "test", "validation"))
+    if has_column(train, "user"):
+        return ClientArrays.from_datasets(train, "user", test=test, val=val)
+
+    @dataclass(frozen=True, kw_only=True)
+    class Datasets(DigitsOptions):
+        def __call__(self) -> ClientArrays:
+            return assigned(ClientArrays.from_datasets(train, test=test, val=val), self)
+
+    return Datasets
 
 
 @cache

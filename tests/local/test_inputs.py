@@ -293,7 +293,9 @@ def test_datasets_are_read_by_column_or_place() -> None:
             of(train, **{"owner": OWNER, "test": Records(TEST)} | more_words)
 
 
-def test_splits_with_a_column_of_clients_are_data() -> None:
+def test_splits_of_datasets_are_data() -> None:
+    """With a column of clients, or assigned to clients as the digits are."""
+
     class Kept(Records):
         def __getitem__(self, place: int) -> dict[str, Any]:
             row = self.rows[place]
@@ -304,6 +306,15 @@ def test_splits_with_a_column_of_clients_are_data() -> None:
     assert outcome(run(lambda: nn.Linear(5, 2), splits)) == outcome(run(lambda: nn.Linear(5, 2), by_hand))
     with pytest.raises(UserError, match="test is a NoneType. Give a dataset"):
         run(Both, {"train": Kept(TRAIN)})
+    vectors = TensorDataset(torch.tensor(FLOATS), torch.tensor(Y))
+    for partition, more in {"dirichlet": {}, "iid": {"data.source.partition": "iid", "data.source.clients": 9}}.items():
+        more = more | {"rounds": 1}
+        sizes = run(lambda: nn.Linear(5, 2), {"train": vectors, "test": vectors}, more).clients["samples"]
+        assert (len(sizes), sum(sizes)) == ({"dirichlet": 20, "iid": 9}[partition], N)
+        assert (np.ptp(sizes) == 0) == (partition == "iid")
+    numbers = TensorDataset(torch.tensor(FLOATS), torch.tensor(FLOATS[:, 0]))
+    with pytest.raises(UserError, match='Set data.source.partition = "iid"'):
+        run(lambda: nn.Linear(5, 1), {"train": numbers, "test": numbers}, {"task.kind": "regression"})
 
 
 OTHER = {"vector": FLOATS[TEST]}
