@@ -142,7 +142,6 @@ class Stratifier:
             columns = self.class_counts(np.arange(0)).shape[1] if of_labels(self.config) else self.values
             lr = self.config.local.lr
             self.transform = FeatureTransform(self.table, self.clients, columns, lr, self.streams)
-            log.info("strata: %s", self.transform.description)
 
     @property
     def wanted(self) -> bool:

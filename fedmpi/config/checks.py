@@ -96,7 +96,8 @@ def _measured(c: ConfigTables) -> Rows:
     yield (
         by_norm and of_labels(c),
         "clients.sampler clients.sampler.features",
-        "importance draws need the norms of gradients. Choose other features, or uniform draws",
+        "importance draws need the norms of gradients. Choose other features, or set clients.sampler.within_stratum = "
+        '"uniform"',
     )
     late, invites = c.devices is not None and counts_late(c), c.clients.over_selection > 1
     yield late and invites, "clients.over_selection samples.sampler", f"{CHOSEN_LATE}. Set clients.over_selection = 1"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -75,7 +74,6 @@ from fedmpi.tasks.losses import task_loss
 from fedmpi.updates.attacks import AttackedUpdates, PoisonedLabels, attackers
 
 Facts = dict[str, str]
-log = logging.getLogger("fedmpi")
 
 
 @dataclass(frozen=True)
@@ -227,8 +225,8 @@ def _decisions(config: Config, streams: Streams, data: RunData, model: FlatModel
     """Make the object that measures and plans before each round."""
     cluster, layout, samples, trained_on = trainer.cluster, trainer.layout, data.samples, data.trained_on
     widths = {} if trainer.observer is None else trainer.observer.numbers.widths
-    if widths:
-        on_server(cluster, partial(_check_vectors, config, len(data.sizes), widths))
+    if trainer.observer is not None and widths:
+        on_server(cluster, partial(_check_vectors, config, *trainer.observer.numbers.memory(len(data.sizes))))
     counts, is_server = cache(samples.class_counts), cluster.is_server
     flying = config.topology.name == "async"
     draw, planner = (PlaceDraw, AsyncPlanner) if flying else (CohortDraw, Planner)
@@ -261,16 +259,12 @@ def _held_out(config: Config, rows: OwnRows) -> Callable[[int], Tensors | None]:
     return lambda client: rows.load(np.array([client])) if rows.counts[client] else None
 
 
-def _check_vectors(config: Config, clients: int, widths: Mapping[str, int]) -> None:
-    """Log the memory that vectors of all clients need on rank 0; reject vectors that do not fit."""
-    marks, free = config.clients.sampler.marks, free_memory()
-    kept = [name for mark in ("needs", "measures") for name in marks[mark] if name in widths]
-    needed = sum(4 * clients * widths[name] for name in kept)
-    sizes = ", ".join(f"{name} ({widths[name]:,} values)" for name in kept)
-    log.info("clients.sampler keeps vectors of %d clients on rank 0, %.1f MB: %s", clients, needed / 1e6, sizes)
+def _check_vectors(config: Config, needed: int, vectors: str) -> None:
+    """Reject vectors that do not fit into the memory of rank 0."""
+    free = free_memory()
     if free is not None and needed > free:
         raise UserError(
-            f'clients.sampler = "{config.clients.sampler.name}" keeps {sizes} of {clients:,} clients. They need '
+            f'clients.sampler = "{config.clients.sampler.name}" keeps {vectors}. They need '
             f"{needed / 1e9:.1f} GB of memory on rank 0, but {free / 1e9:.1f} GB are free. Lower its "
             "sketch_size, or choose fewer layers"
         )

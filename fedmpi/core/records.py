@@ -106,6 +106,11 @@ def log_setup(experiment: Experiment) -> None:
     for remark in remarks(flat_table(experiment.config)):
         log.info("%s", remark)
     log.info("engine: %s", engine.description)
+    if (observer := experiment.trainer.observer) is not None and observer.numbers.widths:
+        needed, vectors = observer.numbers.memory(len(sizes))
+        log.info("memory: %.1f MB for %s on rank 0", needed / 1e6, vectors)
+    if (stratifier := experiment.decisions.stratifier).wanted:
+        log.info("strata: %s", stratifier.transform.description)
     if (
         model.least > 1
         and cluster.is_server

@@ -98,6 +98,12 @@ class UpdateNumbers:
         if "head_update" in {*self.needs, *self.measures}:
             self.widths["head_update"] = sum(place.stop - place.start for place in self._head)
 
+    def memory(self, clients: int) -> tuple[int, str]:
+        """Return the bytes of the vectors of all clients on rank 0, and a list of these vectors."""
+        kept = [name for name in (*self.needs, *self.measures) if name in self.widths]
+        listed = ", ".join(f"{name} ({self.widths[name]:,} values)" for name in kept)
+        return sum(4 * clients * self.widths[name] for name in kept), f"{listed} of {clients:,} clients"
+
     def of(self, name: str, update: Tensor) -> AnyArray:
         """Return a number (), float64, or a vector (k,), float32, of an update (d,)."""
         update = update[: self.model.trainable]

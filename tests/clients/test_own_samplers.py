@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -167,10 +168,12 @@ class Rehearsing:
     "settings",
     [{"local.proximal_mu": 0.5}, {"local.optimizer": "adam", "compression": "int8", "local.engine": "auto"}],
 )
-def test_candidates_that_train_send_the_same_update_if_they_are_selected(settings: dict[str, Any]) -> None:
-    run = fedmpi.run(
-        "fedavg", {"rounds": 4, "clients.count": 2, "clients.sampler": Rehearsing, **QUIET, **settings}, data=arrays()
-    )
+def test_candidates_that_train_send_the_same_update_if_they_are_selected(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    given = {"rounds": 4, "clients.count": 2, "clients.sampler": Rehearsing, **QUIET, **settings}
+    run = fedmpi.run("fedavg", given, data=arrays(), out=tmp_path / "run")
+    assert "for update_sketch (7 values), head_update (21 values)" in (tmp_path / "run" / "run.log").read_text()
     assert run.records[-1]["sampler_compared"] == 9
     for record in run.records:
         assert record["candidates"] == 4 and record["bytes_client_down"] == 4 * 4 * D

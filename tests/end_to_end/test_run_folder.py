@@ -79,6 +79,7 @@ def test_the_log_names_versions_ranks_and_the_engine_with_its_reason(run: Done):
     log = (run.folder / "run.log").read_text()
     assert "2 ranks on 1 node" in log and "fedmpi" in log and "torch" in log
     assert "sequential (server.exact: the rounding of a stack depends on its clients)" in log
+    assert "strata: " in log
 
 
 def test_the_configuration_of_a_run_repeats_it_in_one_process(run: Done, tmp_path: Path):

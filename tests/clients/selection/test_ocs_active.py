@@ -89,6 +89,13 @@ def test_clients_with_zero_updates_are_never_drawn() -> None:
     assert chances(np.empty(0), 3).shape == (0,)
 
 
+def test_aocs_iterates_until_no_probability_grows() -> None:
+    norms = dict(enumerate((1.0, 1.0, 1.0, 8.0, 20.0)))
+    found = OptimalClientSampling(j_max=4).chances(np.array(list(norms.values())), 3)
+    np.testing.assert_allclose(found, list(approximate(norms, 3, 4).values()))
+    np.testing.assert_allclose(found, [1 / 3, 1 / 3, 1 / 3, 1, 1])
+
+
 def plain_active(world: World, t: int, losses: dict[int, float], alphas: tuple[float, float, float]) -> list[int]:
     """Algorithm 1, with the draw without replacement as a race of exponential times with rates p_k."""
     alpha1, alpha2, alpha3 = alphas

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from .world import World, play
+from fedmpi.clients.selection.divfl import DivFL
+from tests.clients.selection.world import World, play
 
 
 def distance(one: Any, other: Any) -> float:
@@ -55,6 +56,13 @@ def test_divfl_divides_many_clients_into_groups() -> None:
         there = np.array(holding(world, t))
         groups = np.array_split(world.generator(t).permutation(there), 3)
         assert [np.isin(cohort.clients, group).sum() for group in groups] == [2, 2, 1]
+
+
+def test_clients_with_equal_updates_represent_themselves() -> None:
+    sampler = DivFL()
+    sampler.known = np.ones((4, 3))
+    clients, times = sampler._greedy(np.arange(4), 3, np.random.default_rng(0))
+    assert len(set(clients)) == 3 and sorted(times) == [1, 1, 2]
 
 
 def dendrogram(points: list[list[float]]) -> list[tuple[list[int], list[int]]]:
