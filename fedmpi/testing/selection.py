@@ -55,6 +55,7 @@ def world(clients: int = FEW, round: int = 7) -> View:
             )
             for t in range(round)
         ],
+        clock=sum(9.0 + t for t in range(round)),
     )
 
 

@@ -17,7 +17,7 @@ from fedmpi.cli import app
 from fedmpi.common.registry import resolve
 from fedmpi.testing import CheckFailed, CheckSkipped, checks, perform
 from fedmpi.testing.check import Subject
-from fedmpi.testing.selection import _chance, stated_inclusion
+from fedmpi.testing.selection import _chance, stated_inclusion, world
 from tests.testing import bad_parts
 
 VALID, AGAIN = "valid results", "same results again"
@@ -181,6 +181,11 @@ CAUGHT = (CheckFailed, ComponentFailure, UserError, ClientFailure, ValueError)
 def test_good_components_pass(kind: str) -> None:
     for part in GOOD[kind]:
         assert all(check() for check in checks(part, kind=kind, runs=False))
+
+
+def test_the_time_of_a_synthetic_round_is_that_of_its_history() -> None:
+    view = world()
+    assert view.clock == sum(past.seconds for past in view.history) > 0
 
 
 @pytest.mark.parametrize(("kind", "part", "name", "words"), BAD, ids=[f"{row[0]}: {row[2]}" for row in BAD])

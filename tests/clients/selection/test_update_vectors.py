@@ -96,20 +96,20 @@ class EqualWorld(World):
 
 
 @pytest.mark.parametrize(
-    "world",
-    [World(seed=4), World(seed=5, clients=12, count=6), EqualWorld(seed=6)],
-    ids=["", "large clients", "equal clients"],
+    ("world", "pool"),
+    [(World(seed=4), 1000), (World(seed=5, clients=12, count=6), 1000), (EqualWorld(seed=6), 1000), (World(seed=7), 9)],
+    ids=["", "large clients", "equal clients", "small pool"],
 )
-def test_clustered_similarity(world: World) -> None:
+def test_clustered_similarity(world: World, pool: int) -> None:
     """Fraboni et al. 2021, Algorithm 2, with urns of integer balls."""
-    updates = {k: [0.0] * 16 for k in range(world.clients)}
-    for t, cohort in enumerate(play("clustered-similarity", world)):
+    updates, latest = {k: [0.0] * 16 for k in range(world.clients)}, dict.fromkeys(range(world.clients), -1)
+    for t, cohort in enumerate(play("clustered-similarity", world, {"pool": pool})):
         there, generator = holding(world, t), world.generator(t)
         n = sum(int(world.sizes[k]) for k in there)
         balls = {k: world.count * int(world.sizes[k]) for k in there}
         drawn = [k for k in there for _ in range(balls[k] // n)]
         balls = {k: ball % n for k, ball in balls.items() if ball % n}
-        nodes, m = list(balls), world.count - len(drawn)
+        nodes, m = sorted(sorted(balls, key=lambda k: -latest[k])[:pool]), world.count - len(drawn)
 
         similarity = [[angle(updates[i], updates[j]) if i != j else 0.0 for j in nodes] for i in nodes]
         groups = {(k,): [[k]] for k in nodes}  # of every cluster
@@ -128,7 +128,8 @@ def test_clustered_similarity(world: World) -> None:
                 else:
                     cut.append([k])
 
-        key = dict(zip(nodes, generator.random(len(nodes)), strict=True)) if m else {}
+        cut += [[k] for k in balls if k not in nodes]
+        key = dict(zip(balls, generator.random(len(balls)), strict=True)) if m else {}
         cut.sort(key=lambda group: (sum(balls[k] for k in group), group[0]))
         ranked = [sorted(group, key=lambda k: key[k]) for group in cut] if m else []
         urns = [[(k, balls[k]) for k in group] for group in ranked[len(ranked) - m :]]
@@ -152,11 +153,13 @@ def test_clustered_similarity(world: World) -> None:
         assert cohort.multiplicity.tolist() == [drawn.count(k) for k in sorted(set(drawn))]
         assert np.allclose(cohort.inclusion, [world.count * world.sizes[k] / n for k in sorted(set(drawn))])
         for k in world.arrived(t, cohort.clients).tolist():
-            updates[k] = world.answer("update_sketch", t)[k].tolist()
+            updates[k], latest[k] = world.answer("update_sketch", t)[k].tolist(), t
 
 
 @pytest.mark.parametrize(
-    "options", [{"horizon": 60}, {"horizon": 30, "gamma": 60.0, "groups": 3, "temperature": 0.2}], ids=str
+    "options",
+    [{"horizon": 60}, {"horizon": 30, "gamma": 60.0, "groups": 3, "temperature": 0.2}, {"gamma": 9.0, "pool": 8}],
+    ids=str,
 )
 def test_hics(options: dict[str, Any]) -> None:
     """Chen and Vikalo 2024, Algorithm 1; draws by group as the shortest of exponential waiting times."""
@@ -171,14 +174,22 @@ def test_hics(options: dict[str, Any]) -> None:
             for k in seen:
                 powers = [math.exp(value / options.get("temperature", 0.0025)) for value in shifted(updates[k])]
                 entropy[k] = -sum(p / sum(powers) * math.log(p / sum(powers)) for p in powers if p > 0)
-            rows = [
-                [(angle(updates[u], updates[k]) if u != k else 0) + 10 * abs(entropy[u] - entropy[k]) for k in seen]
+            core = seen
+            if len(seen) > options.get("pool", 1000):
+                core = sorted(generator.choice(seen, options["pool"], replace=False).tolist())
+            apart = {
+                (u, k): (angle(updates[u], updates[k]) if u != k else 0) + 10 * abs(entropy[u] - entropy[k])
                 for u in seen
-            ]
-            groups = [[k] for k in seen]
-            for one, other in dendrogram(rows)[: max(0, len(seen) - options.get("groups", world.count))]:
-                a, b = {seen[i] for i in one}, {seen[i] for i in other}
+                for k in core
+            }
+            groups = [[k] for k in core]
+            merges = dendrogram([[apart[u, k] for k in core] for u in core])
+            for one, other in merges[: max(0, len(core) - options.get("groups", world.count))]:
+                a, b = {core[i] for i in one}, {core[i] for i in other}
                 groups = [group for group in groups if set(group) not in (a, b)] + [sorted(a | b)]
+            for u in (u for u in seen if u not in core):
+                nearest = min(core, key=lambda k: apart[u, k])
+                next(group for group in groups if nearest in group).append(u)
             gamma = options.get("gamma", 4.0) * max(0, 1 - (t + 1) / options.get("horizon", 500))
             power = [math.exp(gamma * sum(entropy[k] for k in group) / len(group)) for group in groups]
             chance = {
