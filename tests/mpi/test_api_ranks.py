@@ -26,8 +26,8 @@ from fedmpi.data.opening import open_store
 from tests.local.test_inputs import WORDS, Words, data
 from tests.local.test_inputs import run as several
 from tests.local.test_isolation import ON_RANKS, resumed, trained
+from tests.mpi.differing import SCENARIOS, said
 from tests.mpi.launch import run_mpi
-from tests.mpi.unlike import SCENARIOS, said
 from tests.quick_end import end_quickly
 from tests.test_training_own_models import outcomes
 

@@ -31,6 +31,7 @@ DRAWS: dict[str, tuple[str, dict[str, Any]]] = {
     "weighted": ("weighted", {}),
     "weighted without replacement": ("weighted", {"replace": False}),
     "clustered-md": ("clustered-md", {}),
+    "shuffled": ("shuffled", {}),
     "importance": ("importance", {}),
     "proportional uniform": ("stratified", {"allocation": "proportional", "within_stratum": "uniform"}),
     "neyman importance": ("stratified", {"allocation": "neyman"}),

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 import fedmpi
-from fedmpi.common.registry import Component
 from fedmpi.testing import CONTRACTS, Check, checks
 
 SYNTHETIC = {"data.source": "fedmpi.testing.runs:synthetic"}
@@ -50,19 +49,10 @@ PARTS = [
     for part in fedmpi.components()
     if part.name not in (*WRITTEN, *OF_TABLES)
 ]
-LONG = {
-    **dict.fromkeys(("stratified", "importance", "clustered-md", "clustered-similarity", "ocs", "k-vib"), "inclusion"),
-    **dict.fromkeys(("divfl", "fedbalancer", "sample-importance"), "cost"),
-}
-"""Checks that take seconds; tests/clients/selection and tests/statistical compare the same probabilities."""
-
-
-def long(part: Component, check: Check) -> bool:
-    return check.name.startswith(LONG.get(part.name, "nothing"))
-
-
+LONG = ("inclusion", "cost")
+"""Checks of many draws or clients; tests/statistical compares the same probabilities."""
 CHECKS = [
-    pytest.param(check, marks=pytest.mark.slow if long(part, check) else ())
+    pytest.param(check, marks=pytest.mark.slow if check.name.startswith(LONG) else ())
     for part, settings in PARTS
     for check in checks(part, settings, runs=False)
 ]

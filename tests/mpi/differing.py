@@ -74,10 +74,10 @@ SCENARIOS: dict[str, tuple[str, Callable[[int, Patch], None] | None, str, str]] 
         OTHER_MODELS,
     ),
     "a custom component": (
-        f"{FEDAVG} checkpoint.every=0 server.optimizer=tests.mpi.unlike:ByRank",
+        f"{FEDAVG} checkpoint.every=0 server.optimizer=tests.mpi.differing:ByRank",
         None,
         "RanksDisagree",
-        rf"{OTHER_MODELS}.*server optimizer tests.mpi.unlike:ByRank",
+        rf"{OTHER_MODELS}.*server optimizer tests.mpi.differing:ByRank",
     ),
     "a key": (
         FEDAVG + " local.lr=0.{rank}1",
