@@ -19,6 +19,7 @@ from fedmpi.clients.devices import steps_in
 from fedmpi.clients.sampler import View
 from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
+from fedmpi.core.experiment import Experiment
 from fedmpi.core.placement import planned_cost
 from fedmpi.local.work import LocalRule, schedule, step_count
 from fedmpi.records.history import clients_as_text
@@ -264,7 +265,25 @@ def test_as_many_steps_fit_as_a_plain_loop_finds() -> None:
     assert (found[0][0], found[1][0]) == (87, 435)
 
 
-def test_samplers_that_set_steps_do_not_take_partial_work() -> None:
-    dealt = ["clients.sampler=tests.core.own_work:dealt", "clients.sampler.names=steps", "clients.count=4"]
+def test_each_round_begins_after_the_end_of_an_interval_however_times_are_rounded(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("client,start,end\n0,0.1,0.2\n")
+    few = ["data.source=digits:clients=9", "rounds=40", "clients.count=1", "devices.speed.median=1", *QUIET]
+    there = f"clients.availability={{name='intervals',file='{tmp_path}/a.csv'"
+    done = run(*few, f"{there},period=0.3}}")
+    assert [record["available"] for record in done.records] == [0, 1] * 20
+    done = run(*few, f"{there}}}")
+    assert [record["available"] for record in done.records] == [0, 1] + [0] * 38
+    assert [record["virtual_seconds"] for record in done.records] == pytest.approx([0.1, 0.1] + [0] * 38)
+
+
+def test_partial_work_fits_the_samples_that_a_sampler_sets_but_not_its_steps() -> None:
+    dealt = ["data.source=digits:clients=9", "clients.sampler=tests.core.own_work:dealt", "clients.count=6"]
     with pytest.raises(UserError, match=r'sets steps in its Cohort\. Set devices\.late = "lost"'):
-        run("data.source=digits:clients=9", *dealt, *PARTIAL)
+        run(*dealt, "clients.sampler.names=steps", *PARTIAL)
+    work = ["clients.sampler.names=budget", "local.steps=40", "local.batch_size=8", "devices.speed.median=10"]
+    experiment = Experiment.connect(load_config(None, [*dealt, *work, *PARTIAL, *QUIET]))
+    planner = experiment.decisions.planner
+    plan, cohorts = planner.plan(0), planner.cohorts
+    seconds = 6.5 - cohorts.bytes_down / 4e6 - cohorts.bytes_up / 1e6
+    assert 3 in plan.budgets and plan.steps.tolist() == (10 * seconds // np.minimum(8, plan.budgets)).tolist()
+    experiment.close()

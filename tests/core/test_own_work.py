@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -152,10 +153,14 @@ def test_the_clock_follows_the_samples_that_a_data_sampler_has_used(share: float
     assert done.records[-1]["samples"] == rows.counts.sum() < trainer.worker.sizes[clients].sum()
 
 
-def test_an_opening_step_takes_as_long_with_any_data_sampler() -> None:
+def test_an_opening_step_takes_as_long_with_any_data_sampler_and_no_client_is_late(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("client,start,end\n" + "".join(f"{k},0,0.001\n" for k in range(9)))
     opening = ["preset=fedsso", "data.source=digits:clients=9", "rounds=1", "local.epochs=2", *CLOCK, *QUIET]
-    runs = [run(*opening, *rule) for rule in ([], [f"samples.sampler={OWN}hardest"])]
-    assert runs[0].records[0]["virtual_seconds"] == runs[1].records[0]["virtual_seconds"]
+    late = ["devices.deadline=0.001", "devices.late=partial", "server.weights=samples", "clients.over_selection=1.5"]
+    late += ["clients.availability=intervals", f"clients.availability.file={tmp_path}/a.csv"]
+    found = [run(*opening, *rule).records[0] for rule in ([], [f"samples.sampler={OWN}hardest"], late)]
+    assert len({record["virtual_seconds"] for record in found}) == 1
+    assert (found[2]["participants"], found[2]["late"], found[2]["departed"]) == (9, 0, 0)
 
 
 def test_sample_losses_and_gradient_norms_are_those_of_a_plain_loop(monkeypatch: pytest.MonkeyPatch) -> None:
