@@ -257,6 +257,8 @@ def test_class_names_are_saved_and_shown(tmp_path: Path) -> None:
     x, y = np.random.default_rng(0).standard_normal((60, 4)).astype(np.float32), np.arange(60) % 3
     arrays = ClientArrays(x, y, np.arange(60) % 5, test=(x, y), class_names=names)
     assert open_store(arrays.save(tmp_path / "s")).manifest.class_names == names
+    more = ClientArrays(x, y + 1, np.arange(60) % 5, test=(x, y + 1), class_names=("bat", *names, "rat"))
+    assert more.description.classes == 5
     fedmpi.run("fedavg", {"rounds": 1, "clients.count": 2}, data=arrays, out=tmp_path / "RUN")
     assert (tmp_path / "RUN" / "confusion.csv").read_text().splitlines()[0].split(",")[1:] == list(names)
     several = ClientArrays(

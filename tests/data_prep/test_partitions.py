@@ -183,8 +183,10 @@ def test_dirichlet_draws_again_until_every_client_has_enough_samples_or_says_tha
     first = draw("dirichlet", labels, 10, 20, alpha=10.0)  # enough at once: the same draw
     assert np.array_equal(draw("dirichlet", labels, 10, 20, alpha=10.0, min_samples=60).rows, first.rows)
     least = int(first.sizes.min())
-    once = draw("dirichlet", labels, 10, 20, alpha=10.0, min_samples=least, redraws=0)
-    assert np.array_equal(once.rows, first.rows)
+    for redraws in (0, 9):
+        again = draw("dirichlet", labels, 10, 20, alpha=10.0, min_samples=least, redraws=redraws)
+        assert np.array_equal(again.rows, first.rows)
+    assert set(draw("dirichlet", labels, 10, 20, alpha=0.1, by="client", min_samples=300).sizes) == {300}
     assert draw("dirichlet", labels, 10, 20, alpha=10.0, min_samples=least + 1, redraws=99).sizes.min() > least
     with pytest.raises(UserError, match="fewer than 1 samples"):
         draw("dirichlet", labels, 10, 20, alpha=0.01, min_samples=1, redraws=0)
