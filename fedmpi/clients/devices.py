@@ -195,7 +195,6 @@ def first_to_arrive(streams: Streams, round: int, cohort: Cohort, seconds: Float
     clients = int(cohort.clients.max(initial=-1)) + 1
     ties = streams.generator(Purpose.AVAILABILITY, round, TIES).random(clients)[cohort.clients]
     order = np.lexsort((ties, seconds))
-    order = order[np.isfinite(seconds[order])]
     if cohort.stratum is None or cohort.strata is None:
         taken = order[:count]
         shrink = min(count / max(len(cohort.clients), 1), 1.0)

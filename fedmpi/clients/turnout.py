@@ -141,7 +141,7 @@ class CohortDraw:
         pool = self._pool(arrived, asked, present)
         times = self._phases(clients, pool, opening, asked)
         counts = np.isin(clients, arrived.clients)
-        if table.late == "partial" and not opening:
+        if table.late == "partial":
             if asked.steps is not None:
                 raise UserError(
                     f'clients.sampler = "{self.sampler.part.name}" sets steps in its Cohort. Set devices.late = "lost"'

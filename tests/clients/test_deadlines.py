@@ -17,8 +17,10 @@ from fedmpi import UserError
 from fedmpi.clients.availability import FOREVER, Intervals
 from fedmpi.clients.devices import steps_in
 from fedmpi.clients.sampler import View
+from fedmpi.clients.turnout import CohortDraw
 from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
+from fedmpi.config.loading import given_config
 from fedmpi.core.experiment import Experiment
 from fedmpi.core.placement import planned_cost
 from fedmpi.local.work import LocalRule, schedule, step_count
@@ -287,3 +289,12 @@ def test_partial_work_fits_the_samples_that_a_sampler_sets_but_not_its_steps() -
     seconds = 6.5 - cohorts.bytes_down / 4e6 - cohorts.bytes_up / 1e6
     assert 3 in plan.budgets and plan.steps.tolist() == (10 * seconds // np.minimum(8, plan.budgets)).tolist()
     experiment.close()
+
+
+def test_steps_that_end_at_the_deadline_fit_however_times_are_rounded() -> None:
+    work = {"clients.count": 3, "local.steps": 40, "local.batch_size": 8, "devices.speed.median": 7.0}
+    for steps in range(1, 40):
+        deadline = 40 / 4e6 + steps * 8 / 7 + 40 / 1e6
+        config = given_config("fedavg", work | {"devices.deadline": deadline, "devices.late": "partial"})
+        found = CohortDraw(config, np.full(5, 50), None, Streams(1), values=10).draw(0, None)
+        assert found.cohort.steps is not None and found.cohort.steps.tolist() == [steps] * 3

@@ -45,6 +45,15 @@ def test_impossible_rates_are_rejected(options: dict) -> None:
         devices(3, **options)
 
 
+def test_rates_are_drawn_independently_from_their_distributions() -> None:
+    links = {"upload": "lognormal", "upload__median": 5, "download": "lognormal", "download__median": 5}
+    found = devices(4000, speed="classes", speed__rates=[1, 2, 3], speed__shares=[0.2, 0.5, 0.3], **links)
+    np.testing.assert_allclose([(found.speed == rate).mean() for rate in (1, 2, 3)], [0.2, 0.5, 0.3], atol=0.04)
+    logs = np.log([found.upload, found.download])
+    np.testing.assert_allclose(np.median(logs, axis=1), np.log(5), atol=0.1)
+    np.testing.assert_allclose(np.corrcoef([*logs, found.speed]), np.eye(3), atol=0.1)
+
+
 def write(path: Path, columns: dict) -> None:
     """Write a table in the format that its name ends in."""
     if path.suffix == ".npz":

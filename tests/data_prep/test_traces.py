@@ -109,16 +109,20 @@ def test_activity_and_completion_times_are_those_of_fedscale(converted: Path) ->
                 assert bool(here[k]) == phone.active(clock)
 
 
-def test_overlapping_intervals_and_those_beyond_the_period_are_merged(tmp_path: Path) -> None:
-    trace = {"active": [5, 1, 7, 20, 90], "inactive": [8, 3, 12, 20, 130], "finish_time": 100}
+def test_entries_repeat_and_intervals_that_overlap_or_exceed_the_period_are_merged(tmp_path: Path) -> None:
+    trace = {"active": [5, 1, 7, 20, 90, 9], "inactive": [8, 3, 12, 20, 130, 10], "finish_time": 100}
     (tmp_path / "behave").write_bytes(pickle.dumps({0: trace}))
-    assert prepare(f"traces --availability {tmp_path}/behave --clients 2 --out {tmp_path}/out".split()) == 0
+    (tmp_path / "devices").write_bytes(pickle.dumps({k: {"computation": 10**k, "communication": 1} for k in range(2)}))
+    words = f"traces --availability {tmp_path}/behave --devices {tmp_path}/devices --clients 3 --out {tmp_path}/out"
+    assert prepare(words.split()) == 0
     table = pandas.read_parquet(tmp_path / "out" / "availability.parquet")
     assert table[["client", "start", "end"]].to_numpy().tolist() == [
-        [k, *pair] for k in range(2) for pair in ([1, 3], [5, 12], [90, 100])
+        [k, *pair] for k in range(3) for pair in ([1, 3], [5, 12], [90, 100])
     ]
-    with pytest.raises(UserError, match=r"has availability\.parquet already"):
-        prepare(f"traces --availability {tmp_path}/behave --clients 2 --out {tmp_path}/out".split())
+    speed = pandas.read_parquet(tmp_path / "out" / "devices.parquet")["speed"]
+    np.testing.assert_allclose(speed, [1000 / 3, 100 / 3, 1000 / 3])
+    with pytest.raises(UserError, match=r"has devices\.parquet already"):
+        prepare(words.split())
 
 
 class Evil:
@@ -138,12 +142,16 @@ class Evil:
         ([1, 2], "is not a FedScale trace"),
         ({1: {"computation": 3, "communication": 0}}, "entry 0 .* has no computation and communication above 0"),
         ({1: {"computation": "fast", "communication": 1}}, "that is not a number"),
+        ({1: {"active": [0], "inactive": [1, 2], "finish_time": 9}}, "are not numbers in equal lists"),
+        ({1: {"active": [0], "inactive": [float("inf")], "finish_time": 9}}, "are not finite times from 0 on"),
+        ({1: {"active": [-1], "inactive": [3], "finish_time": 9}}, "are not finite times from 0 on"),
     ],
 )
 def test_other_pickles_are_rejected(content: Any, words: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     (tmp_path / "devices").write_bytes(pickle.dumps(content))
+    kind = "availability" if "active" in str(content) else "devices"
     with pytest.raises(UserError, match=words):
-        prepare(f"traces --devices {tmp_path}/devices --clients 3 --out {tmp_path}/out".split())
+        prepare(f"traces --{kind} {tmp_path}/devices --clients 3 --out {tmp_path}/out".split())
     assert "called" not in capsys.readouterr().out and not (tmp_path / "out").exists()
     with pytest.raises(UserError, match="give --devices FILE, --availability FILE, or both"):
         prepare(f"traces --clients 3 --out {tmp_path}/out".split())
