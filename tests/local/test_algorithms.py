@@ -97,9 +97,10 @@ def ended(engine: type, name: str, rule: LocalRule, kind: str = "mlp") -> torch.
 
 
 PROXIMAL = LocalRule(lr=0.05, epochs=2, batch_size=4, proximal_mu=0.9)
+CLIPPED = replace(PROXIMAL, clip_norm=0.3)
 SAME = [
     *[("scaffold", SCAFFOLD, rule) for rule in RULES.values()],
-    *[(SCAFFOLD, SCAFFOLD, rule) for rule in (PROXIMAL, replace(PROXIMAL, proximal_mu=14.0), ADAM)],
+    *[(SCAFFOLD, SCAFFOLD, rule) for rule in (PROXIMAL, replace(PROXIMAL, proximal_mu=14.0), ADAM, CLIPPED)],
     ("feddyn", f"{OWN}:DynamicLoss", RULES["epochs"]),
     ("fednova", "fednova", PROXIMAL),
     (f"{OWN}:Odd", f"{OWN}:Odd", RULES["steps"]),

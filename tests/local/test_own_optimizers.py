@@ -128,7 +128,7 @@ def biases_free(named_parameters, lr, *, decay: float = 0.5):
 
 def test_an_own_optimizer_may_ask_for_named_parameters() -> None:
     model, source = FlatModel(Idle().double()), InMemorySource(MIDDLE_IMAGES, SIZES, torch.float64)
-    own_rule = LocalRule("own", lr=0.02, batch_size=None, own=own(f"{OWN}:biases_free"))
+    own_rule = LocalRule("own", lr=9.0, rates=(0.02,), batch_size=None, own=own(f"{OWN}:biases_free"))
     found, plain = (
         list(simulate(SequentialEngine, "plain", model, source, rule))[0]
         for rule in (own_rule, LocalRule(lr=0.02, batch_size=None))

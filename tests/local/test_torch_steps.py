@@ -103,6 +103,26 @@ def test_rates_of_steps_are_those_of_torchs_schedulers() -> None:
     assert merged.lr == pytest.approx(0.15 * (1 + np.cos(np.pi * 0.75)) * (0.25 + 0.75 * 3 / 7)) and not merged.rates
 
 
+@pytest.mark.parametrize("late", ["lost", "partial"])
+def test_rates_of_clients_that_take_fewer_steps(late: str) -> None:
+    """A cohort's steps are all steps of its clients; a deadline leaves the first ones of their epochs."""
+    options = ["local.schedule=cosine", "local.schedule_unit=step", "local.batch_size=6", "local.epochs=1", "rounds=4"]
+    config = load_config(None, ["clients.count=4", *options, "devices.deadline=9", f"devices.late={late}"])
+    worker = Worker(config, *[None] * 2, SIZES, *[None] * 2, 0.0, 0.0)  # type: ignore[arg-type]
+    rule, tasks = rule_of(config.local, 0.3), [ClientTask(k, None, 1.0) for k in range(4)]
+    plan = Plan(1, 0.3, np.arange(4), np.ones(4), 0, normalize=True, steps=np.array([2, 0, 3, 2]))
+    places = {"lost": [[2, 3], [2, 3], [3, 4, 5], [2, 3]], "partial": [[4, 5], [2, 3], [3, 4, 5], [4, 5]]}[late]
+    totals = {"lost": [8, 8, 12, 8], "partial": [16, 8, 12, 16]}[late]
+    found = {task.client: own for own, group in worker.groups(plan, tasks, rule) for task in group}
+    for k in range(4):
+        assert found[k].rates == pytest.approx([0.15 * (1 + np.cos(np.pi * t / totals[k])) for t in places[k]])
+        assert found[k].steps == (int(plan.steps[k]) or None) and found[k].epochs == (
+            None if plan.steps[k] and late == "lost" else 1
+        )
+    opening = replace(plan, one_step=True, steps=plan.steps[:0])
+    assert worker.groups(opening, tasks, rule) == [(rule, tasks)] and worker.at_steps(opening, rule, 1) is rule
+
+
 def test_a_run_batches_clients_of_equal_steps_and_merges_those_of_one() -> None:
     settings = ["data.source=digits:clients=12,alpha=0.5", "model.hidden=[6]", "clients.count=8", "rounds=3"]
     settings += ["local.batch_size=60", "local.epochs=1", "local.schedule=cosine", "local.schedule_unit=step"]

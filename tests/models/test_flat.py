@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -61,6 +62,27 @@ def test_the_checksum_is_that_of_values_which_are_not_sent() -> None:
                 module.state_dict(keep_vars=True).get(name, module.constant).add_(1)
         found.append(FlatModel(module).frozen_checksum)
     assert len(set(found[:3])) == 1 and len(set(found[2:])) == 3
+
+
+def test_integer_buffers_become_the_largest_of_all_clients_and_ranks() -> None:
+    model, before = FlatModel(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))), {}
+
+    def counted(state: dict[str, torch.Tensor] | None = None) -> int:
+        return int(model.copy(model.initial, state)[1].num_batches_tracked)
+
+    for clients, other, expected in (((3, 1), 0, 3), ((2,), 0, 5), ((), 0, 5), ((1, 2), 9, 9)):
+        before[expected] = model.state()
+        model.reset_integers()
+        for passes in clients:
+            model.begin(model.initial.clone())
+            for _ in range(passes):
+                model.module(torch.ones(4, 2))
+            model.note_integers()
+        model.combine_integers(lambda found, other=other: np.maximum(found, other))
+        assert counted() == expected
+    assert [counted(state) for state in before.values()] == [0, 5, 5] and counted() == 9
+    model.load(before[9])
+    assert counted() == 5
 
 
 def test_loss_and_gradient_are_those_of_backward() -> None:

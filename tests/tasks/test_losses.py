@@ -88,6 +88,9 @@ def test_balanced_class_weights_follow_from_the_training_samples():
     assert torch.allclose(found.model, again.model, rtol=1e-6)
     assert found.records[-1]["test_loss"] == pytest.approx(again.records[-1]["test_loss"], rel=1e-6)
     assert "task.loss.class_weights: each batch" in found.experiment.trainer.engine.description
+    counts = np.array([[3, 0, 1], [0, 0, 2]])
+    loss = task_loss("cross-entropy", {"class_weights": "balanced"}, class_counts=lambda: counts)
+    assert loss.weights(torch.tensor([0, 1, 2])).tolist() == pytest.approx([6 / 9, 1, 6 / 9])
     with pytest.raises(UserError, match="has 2 weights for 10 classes"):
         run(*SMALL, "task.loss.class_weights=[1, 2]")
 
