@@ -138,7 +138,6 @@ class AsyncPlanner(Planner):
                 )
         if period is not None:
             queue.clock = end
-        self.cohorts.clock = queue.clock
         return due
 
     def _fill(self, t: int, turn: int) -> bool:

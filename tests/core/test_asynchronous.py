@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import fedmpi
-from fedmpi import Cohort, ComponentFailure, UserError
+from fedmpi import Cohort, ComponentFailure, UserError, client_sampler
 from fedmpi.clients.events import EventQueue
 from fedmpi.core import asynchronous
 from tests.end_to_end.runs import TIMINGS
@@ -75,10 +75,12 @@ def test_a_step_counts_as_many_batches_as_its_largest_update_or_the_model_before
 
 
 def test_a_sampler_fills_free_places_and_sees_who_is_busy():
-    seen = []
+    seen, known = [], list[Any]()
 
+    @client_sampler(needs=("history", "seconds"))
     def lowest(view: Any) -> Cohort:
         assert not np.isin(view.busy, view.available).any()
+        known[:] = [view.history, view.last("seconds")]
         seen.append((view.round, view.count, view.busy.tolist()))
         return Cohort(view.available[: view.count])
 
@@ -87,6 +89,19 @@ def test_a_sampler_fills_free_places_and_sees_who_is_busy():
     assert all(count + len(busy) == 6 for _, count, busy in seen)
     assert len(seen) == 1 + sum(record["asked"] for record in run.records) - 6
     assert [record["in_flight"] for record in run.records] == [5] * 5
+    history, seconds = known
+    expected, started = np.full(14, np.nan), {}
+    for past in history:
+        rows = run.events["round"] == past.round
+        events = [*zip(*(run.events[name][rows].tolist() for name in ("event", "client", "seconds")), strict=True)]
+        assert past.selected.tolist() == sorted({client for event, client, _ in events if event == "start"})
+        assert past.arrived.tolist() == sorted({client for event, client, _ in events if event == "arrival"})
+        for event, client, clock in events:
+            if event == "start":
+                started[client] = clock
+            else:
+                expected[client] = clock - started[client]
+    assert len(history) == 4 and seconds == pytest.approx(expected, rel=1e-9, nan_ok=True)
 
 
 @pytest.mark.parametrize(
@@ -149,6 +164,8 @@ def test_a_queue_resumes_with_its_clock_starts_and_count():
     other.load(queue.state())
     assert (other.clock, other.started, sorted(other._heap)) == (0.25, 3, sorted(queue._heap))
     assert [start.client for start in other.flying()] == [2] and other.busy.tolist() == [2, 7]
+    other.start(4, Cohort([1, 4]), np.array([0.25, 0.5]), np.array([False, False]))  # client 1 arrives with 2
+    assert [other.pop().client for _ in range(4)] == [2, 1, 7, 4]
 
 
 def test_numbers_of_a_draw_are_in_the_record_of_its_step_only():

@@ -54,7 +54,7 @@ class Plain:
         self.events: list[tuple[int, float, str, int, int]] = []
         normals = stream(self.seed, DEVICE, 0, 0).standard_normal(self.people.clients)
         self.speed, self.deadline = 1000 * np.exp(normals), self.config.devices.deadline or np.inf
-        self.joules = np.zeros(self.config.rounds)
+        self.joules, self.facts = np.zeros(self.config.rounds), list[dict[str, float]]()
 
     def fill(self, turn: int, values: int) -> None:
         """Send the model to idle clients, drawn uniformly."""
@@ -121,6 +121,9 @@ class Plain:
             self.step = step
             history.append(x)
             due = self.arrivals(len(x))
+            late, models = [step - v for _, v, _ in due], {v for _, _, _, v, _, lost in self.flying if not lost}
+            self.facts.append({"participants": len(due), "in_flight": len(self.flying), "versions": len(models)})
+            self.facts[-1] |= {"staleness_mean": sum(late) / len(due), "staleness_max": max(late)} if due else {}
             ends = [(self.trained(history[v], k, v, r), history[v], rule(step - v)) for k, v, r in due]
             if self.config.topology.average == "models":
                 [(change, old, s)] = ends  # Xie et al. 2019, Algorithm 1: x_t ← (1 − α_t) x_{t−1} + α_t x_new
@@ -161,7 +164,8 @@ def test_a_run_equals_the_loop_of_its_paper(kind: str) -> None:
     assert events == [(step, event, client, version) for step, _, event, client, version in plain.events]
     np.testing.assert_allclose(run.events["seconds"], [seconds for _, seconds, *_ in plain.events], rtol=1e-12)
     np.testing.assert_allclose([record["joules"] for record in run.records], plain.joules, rtol=1e-12)
-    for record in run.records:
+    for record, facts in zip(run.records, plain.facts, strict=True):
+        assert {name: record[name] for name in facts} == pytest.approx(facts)
         sent = record.get("bytes_client_up", 0) + record.get("bytes_client_down", 0)
         assert sum(record["invited_bytes"]) == sent
         assert sum(record["invited_joules"]) == pytest.approx(record["joules"], rel=1e-12)
