@@ -120,10 +120,13 @@ MADE = METRICS | PREPARED | SOURCES
 CHECKED = {name: options for name, (_, options) in PARTS.items() if not name.startswith("model:")} | MADE
 
 
+@pytest.mark.parametrize("long", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", CHECKED)
-def test_a_component_of_the_page_keeps_its_contract(name: str, examples: None) -> None:
+def test_a_component_of_the_page_keeps_its_contract(name: str, long: bool, examples: None) -> None:
+    """Checks of many draws or clients are long."""
     for check in fedmpi.testing.checks(name, CHECKED[name], KINDS.get(name), runs=False):
-        check()
+        if check.name.startswith(("inclusion", "cost")) == long:
+            check()
 
 
 def test_the_pages_metric_is_recorded(examples: None) -> None:

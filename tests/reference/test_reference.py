@@ -24,7 +24,7 @@ from fedmpi.config.writing import flat_table
 from tests.reference.compare import differences
 from tests.reference.program import Trace, on_ranks, records_of, traced
 
-QUIET = "logging.tensorboard=false cluster.threads=1 checkpoint.every=0 rounds=3"
+QUIET = "logging.tensorboard=false cluster.threads=1 checkpoint.every=0 rounds=2"
 SMOOTH = "model.hidden=[12] model.activation=tanh"
 """A rounding can switch a ReLU on or off."""
 IN_FLOAT64 = "model.name=tests.reference.networks:double_perceptron data.normalize=false"
@@ -128,11 +128,11 @@ COMPOSITIONS: dict[str, str] = {
     "local.engine=sequential "
     "server.optimizer=adagrad server.optimizer.lr=0.05 server.weights=uniform logging.diagnostics=true",
     "piecewise reports, half a cosine, groups of labels that are away": f"{EVEN_SMALL} {ALL} {SAMPLED} "
-    "data.normalize=false samples.size.estimate=piecewise samples.size.max_size=200 local.schedule=cosine "
+    "data.normalize=false samples.size.estimate=piecewise samples.size.max_size=200 local.schedule=cosine rounds=3 "
     "clients.availability=label-group clients.availability.by_label=[0.9,0.4] server.optimizer=momentum "
     "server.optimizer.lr=0.05 server.weights=uniform local.proximal_mu=0.2 server.exact=true",
     "Adam, falling in steps, on devices of two classes": f"{SMALL} {ADAM} "
-    "clients.sampler=weighted clients.sampler.replace=false clients.fraction=0.5 local.schedule=step "
+    "clients.sampler=weighted clients.sampler.replace=false clients.fraction=0.5 local.schedule=step rounds=3 "
     "local.schedule.every=2 devices=true devices.speed=classes devices.speed.rates=[100,1000] "
     "devices.speed.shares=[0.3,0.7] devices.upload=lognormal logging.diagnostics=true evaluation.every=2",
     "smoothed labels, updates in sixteen bits whose errors follow": f"{EVEN} {SOME} clients.count=4 "
@@ -199,7 +199,7 @@ def _quiet() -> None:
 
 def preset_config(name: str) -> Config:
     """A preset on fourteen clients of the embedded digits."""
-    fitted = f"{QUIET} {UNEVEN.split()[0]} {IN_FLOAT64 if name == 'fedyogi' else SMOOTH} preset={name}".split()
+    fitted = f"{QUIET} rounds=3 {UNEVEN.split()[0]} {IN_FLOAT64 if name == 'fedyogi' else SMOOTH} preset={name}".split()
     given = load_config(None, fitted)
     fitted += ["clients.count=5"] if given.clients.count else []
     fitted += ["clients.fraction=0.4"] if given.clients.fraction else []
@@ -346,7 +346,7 @@ MORE_EXACT: dict[str, str] = {
     "model.name=tests.reference.networks:cumulative_norm",
 }
 """For slow tests."""
-TWICE = f"{QUIET} rounds=2 server.exact=true"
+TWICE = f"{QUIET} server.exact=true"
 EXACT_ROWS = {name: load_config(None, f"{TWICE} {settings}".split()) for name, settings in (EXACT | MORE_EXACT).items()}
 
 
