@@ -154,7 +154,7 @@ class Rehearsing:
         for name, values in self.fresh.items():
             np.testing.assert_array_equal(view.last(name)[self.selected], values)
             self.compared += 1
-        return np.sort(view.generator.choice(view.available, 4, replace=False))
+        return view.generator.choice(view.available, 4, replace=False)[[3, 0, 1, 2, 0]]  # one of them twice
 
     def draw(self, view: Any) -> Cohort:
         norms = view.fresh("update_norm")
