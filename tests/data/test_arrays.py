@@ -173,6 +173,7 @@ def test_samples_that_torch_ignores_are_left_out():
         test, val = (X[:10][kept[:10]], Y[:10][kept[:10]]), (X[10:40][held], Y[10:40][held], of[held])
         assert whole.digest == made(x=x, y=Y[kept], owner=owner[kept], test=test, val=val, classes=4).digest
         assert whole.store.sizes.sum() == kept.sum()
+    assert np.array_equal(made(val=(X, y)).val[1], Y[kept])
     with pytest.raises(UserError, match="test's y is -100 for all samples"):
         made(test=(X, np.full(60, -100)))
 
