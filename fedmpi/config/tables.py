@@ -91,9 +91,10 @@ class TaskTable(Table):
     """classification: one of C classes per sample; tokens: a class at each position, -1 at positions that do not count
     (next word, next character); multilabel: any of C labels; regression: numbers. The data must have such targets."""
     loss: Annotated[Component, chooses("loss", "cross-entropy")] = Component("loss", "cross-entropy")
-    """Loss. Classification and tokens: cross-entropy (option class_weights); label-smoothing (option smoothing).
-    Multilabel: bce, binary cross-entropy of each label. Regression: mse. The first of each is the default. Or a custom
-    "package.module:function": function(outputs (b, …), targets (b, …)) -> (b,), one value per sample."""
+    """Loss. Classification: cross-entropy (option class_weights); label-smoothing (option smoothing). Tokens: the same
+    without class_weights. Multilabel: bce, binary cross-entropy of each label. Regression: mse. The first of each is
+    the default. Or a custom "package.module:function": function(outputs (b, …), targets (b, …)) -> (b,), one value per
+    sample."""
     metrics: Annotated[tuple[Component, ...], chooses("metric")] = ()
     """Metrics of the global model in addition to those of its kind (classification: accuracy and macro-f1; tokens:
     accuracy and perplexity; multilabel: accuracy, macro-f1, mean-average-precision; regression: mae, rmse, r2): top-k
