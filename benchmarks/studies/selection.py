@@ -12,7 +12,7 @@ metric in a setting (`fedmpi compare`). A sampler that equals the REFERENCE in a
 
 Further tables have the rounds, bytes and seconds until a run first has the accuracy that the REFERENCE has after SHARE
 of its rounds, divided by those of the REFERENCE; the means are geometric. A run that never has it counts whole, and is
-marked by ≥.
+marked by ≥, which is never bold below 1.
 
 The last table has the cost of choosing: the mean time of a round, and of the part of it that selects clients and
 measures them for it. Its runs are short and follow one another, so that nothing else disturbs them.
@@ -168,7 +168,8 @@ def cell(lines: list[Row], of: str, name: str, axis: str) -> str:
         for key in ("value", "corrected_low", "corrected_high")
     )
     interval = f"{value} [{low}, {high}]"
-    interval = f"**{interval}**" if difference["significant"] == "yes" else interval
+    cheaper = bool(mark) and ratio and float(value) < 1  # not shown: a run has not reached the target
+    interval = f"**{interval}**" if difference["significant"] == "yes" and not cheaper else interval
     return mark + (interval if ratio else f"{score['value']}, {interval}")
 
 

@@ -99,6 +99,7 @@ def test_samplers_are_compared_at_equal_bytes_and_after_their_end(tmp_path: Path
     assert cost["uniform", "round"] == ([0.0, 0.0], False)
     assert np.exp(cost["dear", "round"][0]) == pytest.approx([2 / 3] * 2)  # its first score, after 2 rounds
     assert np.exp(cost["dear", "megabytes"][0]) == pytest.approx([4 / 3] * 2)
+    runs["never"] = {s: run(10**5 + s, [0.1] * 3) for s in (0, 1)}
     lines = lines_of("toy", runs)
     correct([line for line in lines if line["low"]])
     assert cell(lines, "toy: accuracy at equal", "uniform", "rounds") == "30.50"
@@ -106,3 +107,5 @@ def test_samplers_are_compared_at_equal_bytes_and_after_their_end(tmp_path: Path
     shown = f"50.00, **+19.50 [+{19.5 - half:.2f}, +{19.5 + half:.2f}]**"
     assert cell(lines, "toy: accuracy at equal", "dear", "rounds") == shown
     assert cell(lines, "toy: cost of the target in", "dear", "rounds") == "0.67", "equal in all seeds: no interval"
+    never = cell(lines, "toy: cost of the target in", "never", "bytes")  # ends below the target: a bound, not a saving
+    assert never.startswith("≥ 0.20 [")
