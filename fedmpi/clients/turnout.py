@@ -198,7 +198,7 @@ class CohortDraw:
         steps = np.zeros(len(asked.clients), np.int64)
         steps[late] = fitting
         shorter = late[fitting > 0]
-        times[1, shorter] = np.minimum(passed / speed, deadline - transfers)[fitting > 0]
+        times[1, shorter] = np.minimum(passed / speed, deadline * (1 - 1e-15) - transfers)[fitting > 0]  # rounding
         return steps
 
     def links(self, turnout: Turnout) -> RoundTraffic:

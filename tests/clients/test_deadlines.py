@@ -292,9 +292,10 @@ def test_partial_work_fits_the_samples_that_a_sampler_sets_but_not_its_steps() -
 
 
 def test_steps_that_end_at_the_deadline_fit_however_times_are_rounded() -> None:
-    work = {"clients.count": 3, "local.steps": 40, "local.batch_size": 8, "devices.speed.median": 7.0}
+    work = {"clients.count": 3, "local.steps": 40, "local.batch_size": 8, "devices.speed.median": 13.0}
+    work |= {"devices.download.median": 9.0, "devices.upload.median": 41.0}
     for steps in range(1, 40):
-        deadline = 40 / 4e6 + steps * 8 / 7 + 40 / 1e6
+        deadline = (40 / 9 + 40 / 41) + steps * 8 / 13
         config = given_config("fedavg", work | {"devices.deadline": deadline, "devices.late": "partial"})
         found = CohortDraw(config, np.full(5, 50), None, Streams(1), values=10).draw(0, None)
         assert found.cohort.steps is not None and found.cohort.steps.tolist() == [steps] * 3
