@@ -357,6 +357,9 @@ def test_patience_ends_a_run_after_the_same_round_when_resumed_and_the_best_mode
 def test_the_first_of_equally_good_rounds_is_the_best():
     rounds = BestRound(given_config("fedavg", {}), [{"round": t, "test_accuracy": 0.5} for t in range(3)])
     assert rounds.record["round"] == 0 and rounds.waited == 2
+    config = given_config("fedavg", {"evaluation.patience": 5, "evaluation.min_delta": 0.2})
+    rounds = BestRound(config, [{"round": t, "test_accuracy": 0.5 + 0.1 * t} for t in range(2)])
+    assert rounds.record["round"] == 1 and rounds.waited == 1
 
 
 def test_on_round_gets_a_copy_of_the_model_and_is_rejected_if_it_takes_something_else(plain: fedmpi.Run):

@@ -104,6 +104,17 @@ def test_a_sampler_fills_free_places_and_sees_who_is_busy():
     assert len(history) == 4 and seconds == pytest.approx(expected, rel=1e-9, nan_ok=True)
 
 
+def test_a_client_that_is_drawn_twice_takes_two_places():
+    counts = []
+
+    def twice(view: Any) -> Cohort:
+        counts.append((view.count, len(view.busy)))
+        return Cohort(np.repeat(view.available[: max(1, view.count // 2)], min(2, view.count)))
+
+    fedmpi.run({**SMALL, **FLYING, "clients.sampler": twice, "devices.speed": "lognormal"})
+    assert counts[0] == (6, 0) and set(counts[1:]) == {(2, 2)}
+
+
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
