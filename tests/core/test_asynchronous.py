@@ -158,6 +158,8 @@ def test_a_run_ends_if_all_clients_leave_too_early(tmp_path: Path, monkeypatch: 
     there = {"clients.availability": "intervals", "clients.availability.file": str(tmp_path / "short.csv")}
     with pytest.raises(UserError, match="round 0: the last 50 updates were lost"):
         fedmpi.run({**SMALL, **FLYING, **there, "devices": True})
+    mostly = {"clients.failure_rate": 0.6, "devices": True, "topology.buffer": 60, "rounds": 1}
+    assert fedmpi.run({**SMALL, **FLYING, **mostly}).records[0]["asked"] > 110  # more than 50 are lost, not in a row
 
 
 def test_an_update_that_arrives_as_a_period_ends_enters_its_step():

@@ -50,7 +50,7 @@ STATES = {
         "topology.scheduling=random clients.availability=bernoulli clients.availability.probability=0.7"
     ),
     "clients and models in flight": (
-        f"{S} topology=async topology.in_flight=5 topology.buffer=2 devices.speed=lognormal clients.sampler=ucb "
+        f"{S} topology=async topology.in_flight=3 topology.buffer=2 devices.speed=lognormal clients.sampler=ucb "
         "model.name=tests.reference.networks:cumulative_norm local.drop_last=true "
         "local.optimizer=adam local.lr=0.01 server.optimizer=momentum"
     ),
