@@ -214,7 +214,7 @@ class Tally:
         self.first = self.first or f"{where}: {why}"
 
     def drop(self, rule: str, count: int = 1) -> None:
-        """Count rows that the data set's or the user's rule skips; not an error of the file, so never rejected."""
+        """Count rows that a rule of the data set or the user skips; they are not errors of the file."""
         self.dropped[rule] = self.dropped.get(rule, 0) + count
 
     def note(self, text: str) -> None:

@@ -174,8 +174,8 @@ def run(
         as your own function or class.
     data : str, Path, ClientArrays, mapping or function, optional
         `data.source`: "digits", a folder of shards, or samples in memory. {"train": …, "test": …, "validation": …} are
-        datasets of torch or Hugging Face (`ClientArrays.from_datasets`). Their column "user" holds the clients; without
-        it, `data.source.clients`, `partition`, `alpha` and `seed` assign the samples as those of the digits.
+        datasets of torch or Hugging Face (`ClientArrays.from_datasets`). Their column "user" names the clients.
+        Without it, samples are assigned as in the digits, by `data.source.clients`, `partition`, `alpha` and `seed`.
     model : str, function or nn.Module, optional
         `model.name`: a built-in name, a function(description, \\*\\*options), or a network, which is copied.
     out : str or Path, optional
@@ -242,9 +242,9 @@ def _configured(
         data = of_datasets(data)
     if data is not None and not isinstance(data, str | Path) and not callable(data):
         raise UserError(
-            'data is a folder of shards or "digits", fedmpi.ClientArrays(x, y, owner, test=(x, y)), datasets as '
-            '{"train": train, "test": test}, fedmpi.ClientArrays.from_datasets(train, owner, test=test), or a function '
-            f"that returns such arrays, not {type(data).__name__}"
+            f"data cannot be of type {type(data).__name__}. Give a folder of shards, \"digits\", datasets as "
+            '{"train": train, "test": test}, fedmpi.ClientArrays(x, y, owner, test=(x, y)), '
+            "fedmpi.ClientArrays.from_datasets(train, owner, test=test), or a function that returns such arrays"
         )
     objects = {
         key: str(value) if isinstance(value, Path) else value

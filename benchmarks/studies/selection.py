@@ -5,17 +5,17 @@
 
 Finished runs are not repeated. Each column of a table is a setting: a data set, a label distribution and a number of
 clients per round. The tables compare the samplers after equal rounds, at equal bytes, and at equal simulated seconds.
-Equal bytes and seconds are SHARE of those that the REFERENCE spends in the same seed. Between two evaluations a
-score is interpolated. A run that has ended before counts with its last score, marked by ≥. Values are means over seeds,
-and differences from the REFERENCE are paired by seed. Their intervals are corrected for all comparisons of a
-metric in a setting (`fedmpi compare`). A sampler that equals the REFERENCE in all seeds has no interval.
+Equal bytes and seconds are SHARE of those that the REFERENCE spends with the same seed. Scores between two evaluations
+are interpolated. If a run ended earlier, its last score counts, marked by ≥. Values are means over seeds. Differences
+from the REFERENCE are paired by seed. Their intervals are corrected for all comparisons of a metric in a setting
+(`fedmpi compare`). A sampler that equals the REFERENCE with all seeds has no interval.
 
-Further tables have the rounds, bytes and seconds until a run first has the accuracy that the REFERENCE has after SHARE
-of its rounds, divided by those of the REFERENCE; the means are geometric. A run that never has it counts whole, and is
-marked by ≥, which is never bold below 1.
+The target is the accuracy of the REFERENCE after SHARE of its rounds. Further tables show the rounds, bytes and seconds
+until a run first reaches it, divided by those of the REFERENCE, as geometric means. A run that never reaches it counts
+with its whole cost. ≥ marks samplers with such a run; their ratios below 1 are never bold.
 
-The last table has the cost of choosing: the mean time of a round, and of the part of it that selects clients and
-measures them for it. Its runs are short and follow one another, so that nothing else disturbs them.
+The last table shows the mean time of a round, and of client selection with its measurements. These short runs are
+sequential, so they do not disturb each other.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ VERSUS, ENDED = f"against {REFERENCE}", "ended before"
 CHOOSING = ("plan", "inquire")
 """Phases of a round that select clients and measure them for it."""
 COST = "cost"
-"""Sweep for the cost of choosing."""
+"""Sweep that measures the cost of client selection."""
 Samplers = dict[str, dict[int, OneRun]]
 """Runs of a setting by sampler and seed."""
 
@@ -119,7 +119,7 @@ def passages(runs: Samplers) -> dict[tuple[str, str], tuple[list[float], bool]]:
 
 
 def costs(place: Path) -> str:
-    """Return the table of the cost of choosing, without the first round and the last, which is evaluated."""
+    """Return the table of the cost of client selection, without the first round and the last, which is evaluated."""
     by_setting = settings([place])
     rows: dict[str, list[object]] = defaultdict(list)
     for runs in by_setting.values():
@@ -168,7 +168,7 @@ def cell(lines: list[Row], of: str, name: str, axis: str) -> str:
         for key in ("value", "corrected_low", "corrected_high")
     )
     interval = f"{value} [{low}, {high}]"
-    cheaper = bool(mark) and ratio and float(value) < 1  # not shown: a run has not reached the target
+    cheaper = bool(mark) and ratio and float(value) < 1  # no evidence: a run has not reached the target
     interval = f"**{interval}**" if difference["significant"] == "yes" and not cheaper else interval
     return mark + (interval if ratio else f"{score['value']}, {interval}")
 
@@ -198,7 +198,7 @@ def main() -> None:
             }
             print(f"\n{words} {axis}\n")
             print(table(["sampler", *found], [[name, *cells] for name, cells in shown.items()]))
-    print(f"\ncost of choosing\n\n{costs(asked.out / COST)}")
+    print(f"\ncost of client selection\n\n{costs(asked.out / COST)}")
     if asked.csv is not None:
         with open(asked.csv, "w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")

@@ -203,7 +203,7 @@ class JudgedSum:
         trainable: int,
     ):
         self.inner, self.weighing, self.loss, self.cluster = inner, weighing, loss, cluster
-        self.trainable = trainable  # values of an update before its buffers, which have no gradient
+        self.trainable = trainable  # values of an update before its buffers
         self.weight = 0.0
         self._shares: list[float] = []
 

@@ -224,7 +224,7 @@ class ClientWork:
     round: int
     coefficient: float  # Coefficient before the round; times the samples used if weights count per sample
     loss: float  # Mean loss of the global model, before any work, over all samples of the client
-    update_norm: float  # ‖Δ_k‖, Euclidean, of the trainable parameters' update as the server receives it
+    update_norm: float  # Euclidean norm ‖Δ_k‖ of the update that the server receives, without buffers
     lr: float  # Its local learning rate
 
 

@@ -103,7 +103,7 @@ def _measured(c: ConfigTables) -> Rows:
     yield late and invites, "clients.over_selection samples.sampler", f"{CHOSEN_LATE}. Set clients.over_selection = 1"
     for key, times in _times(c).items():
         yield times and late, f"{key} samples.sampler", f'{CHOSEN_LATE}. Set samples.sampler = "all"'
-        yield times and _mediators(c), f"{key} topology", "with mediators, no client has a time of its own"
+        yield times and _mediators(c), f"{key} topology", "with mediators, the time of single clients is not counted"
     yield _leaves(c) and c.devices is None, "clients.availability", "it follows simulated time. Set devices = true"
     timed = bool({"seconds", *TRANSFERS} & {*needs, *measures}) and c.devices is None
     yield timed, "clients.sampler", "it draws by seconds, which only simulated time counts. Set devices = true"

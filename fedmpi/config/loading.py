@@ -310,11 +310,11 @@ class Preset:
     Attributes
     ----------
     name, title, paper, example : str
-        One line on it, where it was published, a command that runs it.
+        One-line description, publication, and a command that runs it.
     table : dict
-        Its components and numbers.
+        Its components and their values.
     digits : dict
-        Their replacements on the embedded digits, whose 20 clients have 72 samples each; empty where they suit.
+        Changed values for the embedded digits, whose 20 clients have 72 samples each; may be empty.
     """
 
     name: str

@@ -15,9 +15,9 @@ together. If an update of the step is not trained yet, several ranks train it wi
 pass, and keep those until their step. Every rank stores the versions in flight, (versions, d), of which there are at
 most `in_flight`. The kept updates of all ranks together take at most (in_flight, d), usually (4, d) per rank.
 
-Deviations from the papers: their servers and clients run on real clocks, so that equal events have no fixed order; here
-updates that arrive at the same simulated time enter in the order in which their clients started, and free places are
-filled after all of them. Places that stay free are filled as soon as a client becomes available.
+Deviation from the papers: their servers and clients run on real clocks, where simultaneous events have no fixed order.
+Here, updates that arrive at the same simulated time enter in the order in which their clients started. Free places are
+filled after them, or as soon as a client becomes available.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from fedmpi.local.work import ClientTask, RoundJob, WorkReport
 log = logging.getLogger("fedmpi")
 
 VERSIONS, MODELS = "flight.versions", "flight.models"
-"""Names in a checkpoint of the rounds of the versions, with their integer buffers, and of the models."""
+"""Checkpoint names of the versions (round, then integer buffers) and of their models."""
 AHEAD = 4
 """Updates per worker that are trained in one pass: enough to balance their durations, few enough to keep."""
 MOST_LOST = 10_000
@@ -190,7 +190,7 @@ class AsyncTrainer(Trainer):
         self.models: dict[int, Tensor] = {}  # (d,) each: versions in flight
         self.integers: dict[int, Mapping[str, Tensor]] = {}  # their integer buffers
         self._given: set[int] = set()  # numbers of the starts that are trained, on any rank
-        # updates of this rank that wait for their step, with the integer buffers that their clients left
+        # updates of this rank that wait for their step, and integer buffers after training
         self._kept: dict[int, tuple[Tensor, WorkReport, list[Tensor]]] = {}
 
     def train(self, plan: Plan, model: Tensor, total: Accumulator, *others: Any, **more: Any) -> RankWork:

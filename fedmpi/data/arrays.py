@@ -221,8 +221,8 @@ class ClientArrays:
             Samples are dicts (columns), or tuples (x, y) or (x_1, x_2, …, y). x may be a dict or tuple; y is then
             column "label", or the last one. `val` is optional.
         owner : str, or array (n,)
-            Column that holds each sample's client, also in `val` where that has it; or the clients themselves. By
-            default all samples are of one client.
+            Column of each sample's client, read from `val` too if it has this column; or the clients themselves. By
+            default, all samples belong to one client.
         label : str, optional
             Column of the targets, by default label or labels; of tuples the last entry.
         inputs : sequence of str, optional
@@ -333,11 +333,11 @@ class ClientArrays:
         )
 
     def _labelled(self, what: str, *arrays: AnyArray) -> Any:
-        """Return features, targets and perhaps owners without the samples whose class is ignored."""
+        """Return features, targets and perhaps owners of the samples that have a class."""
         kept = arrays[1] != IGNORED_BY_TORCH
         if self.targets != "classification" or kept.all():
             return arrays
-        _need(kept.any(), f"{what} is {IGNORED_BY_TORCH} for all samples: a run needs at least one with a class")
+        _need(kept.any(), f"{what} is {IGNORED_BY_TORCH} for all samples. Give at least one sample a class")
         return tuple(each[kept] for each in arrays)
 
     def _held_out(self, what: str, x: Any, y: Any) -> Samples:

@@ -94,25 +94,25 @@ def open_digits(options: DigitsOptions) -> ShardStore:
 
 
 def assigned(arrays: ClientArrays, options: DigitsOptions) -> ClientArrays:
-    """Assign the samples of a single client to clients, as the options say."""
+    """Assign the samples of a single client to the number of clients in the options."""
     from fedmpi.data.assignment import dirichlet_by_class, even_sizes, iid
 
     y, classes, clients = arrays.y, arrays.description.classes, options.clients
     if clients > len(y):
-        raise UserError(f"the data have {len(y)} training samples. Ask for at most as many clients")
+        raise UserError(f"the data have {len(y)} training samples. Set data.source.clients to at most {len(y)}")
     generator = Streams(options.seed).generator(Purpose.PARTITION)
     if options.partition == "iid":
         rows, arrays.offsets = iid(len(y), even_sizes(len(y), clients), generator)
     elif arrays.description.labeled:
         rows, arrays.offsets, _ = dirichlet_by_class(y, classes, clients, options.alpha, generator)
     else:
-        raise UserError('the samples have no classes, by which to assign them. Set data.source.partition = "iid"')
+        raise UserError('partition = "dirichlet" needs samples with classes. Set data.source.partition = "iid"')
     arrays.x, arrays.y, arrays.client_ids = arrays.x[rows], y[rows], np.arange(clients)
     return arrays
 
 
 def of_datasets(splits: Mapping[str, Any]) -> Any:
-    """Return the data of datasets by split; without a column user, a component that assigns them as the digits."""
+    """Return the client arrays of datasets by split; without a column user, a component that assigns their samples."""
     from fedmpi.data.arrays import ClientArrays
     from fedmpi.data.inputs import has_column
 

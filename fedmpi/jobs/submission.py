@@ -74,7 +74,7 @@ def prepare_submission(
     )
     if not MEMORY.fullmatch(site.mem):
         raise UserError(
-            f"mem = {site.mem!r} is not a size. Give a number with K, M, G or T, as --mem 64G, or change mem in {where}"
+            f"mem = {site.mem!r} is not a size. Give a number with K, M, G or T, such as --mem 64G, or change mem in {where}"
         )
     sweeps = config is not None and not read_toml(config).keys().isdisjoint(OF_A_SWEEP)
     if sweeps:
@@ -183,7 +183,7 @@ def _check_configuration(config: Path | None, settings: Sequence[str], out: Path
         raise UserError(f"%a in {varied[0]} is the number of an array's task. Give --array, for example --array 0-3")
     tasks = _tasks(array or "0")
     if len(tasks) > 1 and not any(TASK in setting for setting in settings):
-        raise UserError(f"the tasks of --array {array} are all the same run. Let a setting differ, as --set seed=%a")
+        raise UserError(f"the tasks of --array {array} are all the same run. Vary a setting, for example --set seed=%a")
     loaded = {}
     for task in tasks:
         with _named(f"task {task}: " if array else ""):
@@ -204,7 +204,7 @@ def _tasks(array: str) -> list[int]:
 
 
 def _checked_sweep(file: Path, settings: Sequence[str], out: Path, array: str) -> str:
-    """Check the runs of a sweep as if they started, unless their shards are to be prepared; return its tasks."""
+    """Check the runs of a sweep whose shards exist as if they started; return its tasks."""
     from fedmpi.sweeps.plan import plan_sweep  # imports torch
 
     if varied := [text for text in (*settings, str(out)) if TASK in text]:
@@ -228,7 +228,7 @@ def _try(configs: Mapping[str, Config]) -> None:
 
     tried = list[Config]()
     for name, config in configs.items():
-        here = config.cluster.model_copy(update={"device": "cpu"})  # where jobs are submitted there may be no GPU
+        here = config.cluster.model_copy(update={"device": "cpu"})  # login nodes may have no GPU
         if (alike := config.model_copy(update={"cluster": here, "seed": 0})) in tried:
             continue
         tried.append(alike)
@@ -238,7 +238,7 @@ def _try(configs: Mapping[str, Config]) -> None:
 
 @contextmanager
 def _named(name: str) -> Iterator[None]:
-    """Write the name of a run before the sentence of an error."""
+    """Put the name of a run before the message of its error."""
     try:
         yield
     except UserError as error:

@@ -230,7 +230,7 @@ class FlatModel:
             noted.copy_(value)
 
     def note_integers(self, left: Sequence[Tensor] | None = None) -> None:
-        """Take note of the integer buffers that a client's training has left, by default just now in the module."""
+        """Note the integer buffers after a client's training; by default those of the module."""
         found = [*map(_at, self._counted)] if left is None else left
         for noted, value in zip(self.noted, found, strict=True):
             noted.copy_(torch.maximum(noted, value))
