@@ -8,7 +8,7 @@ import pytest
 
 import fedmpi
 from tests.end_to_end.in_process import run_into
-from tests.keys.worlds import ALL, NOISED, PRIVATE, QUIET, SOME, STRATA, S, seen
+from tests.keys.worlds import ALL, NOISED, PRIVATE, QUIET, SOME, STRATA, S, observations
 
 STATES = {
     "strata made once": f"{STRATA} clients.sampler.refresh=0",
@@ -64,7 +64,7 @@ def test_a_resumed_run_remembers(name: str, tmp_path: Path):
     run_into(tmp_path / "whole", *settings)
     assert run_into(tmp_path / "cut", *settings, stop_after=2) == 75
     run_into(tmp_path / "cut", *settings, resume=True)
-    whole, cut = (seen(fedmpi.load_run(tmp_path / name)) for name in ("whole", "cut"))
+    whole, cut = (observations(fedmpi.load_run(tmp_path / name)) for name in ("whole", "cut"))
     assert len(whole["record"]) == 5
     assert {**whole, "files": []} == {**cut, "files": []}
     best = [(tmp_path / name / "model-best.safetensors").read_bytes() for name in ("whole", "cut")]

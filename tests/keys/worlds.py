@@ -44,8 +44,8 @@ CLIPPED = f"{ALL} server.weights=uniform"
 NOISED = f"{CLIPPED} privacy.clip_norm=0.1"
 
 
-def seen(run: fedmpi.Run) -> dict[str, Any]:
-    """Return what is in a run and its folder, without what is timed."""
+def observations(run: fedmpi.Run) -> dict[str, Any]:
+    """Return the results of a run and the names of its files, without times."""
     records = [{key: value for key, value in record.items() if key not in TIMED} for record in run.records]
     names = sorted(str(path.relative_to(run.folder)) for path in run.folder.rglob("*.*")) if run.folder else []
     return {
@@ -61,8 +61,8 @@ def seen(run: fedmpi.Run) -> dict[str, Any]:
 class Runs:
     """Runs below a folder.
 
-    Settings may name {val}, {damaged}, {augmented}: prepared digits with a part held out, with a changed pixel, with
-    stored copies.
+    Settings may contain {val}, {damaged} and {augmented}: prepared digits with validation samples, with a changed
+    pixel, and with stored copies.
     """
 
     def __init__(self, folder: Path):
@@ -70,7 +70,7 @@ class Runs:
         self.made: dict[str, dict[str, Any]] = {}
 
     def of(self, settings: str, in_folder: bool) -> dict[str, Any]:
-        """Return what is seen of a run. Settings that mean the same share it."""
+        """Return the observations of a run. Equivalent settings share it."""
         words = [self._with_paths(word) for word in f"{QUIET} {settings}".split()]
         config = load_config(None, words)
         key = config_toml(config) + in_folder * "#"
@@ -78,7 +78,7 @@ class Runs:
             out = self.folder / f"run{len(self.made)}" if in_folder else None
             with contextlib.redirect_stdout(io.StringIO()) as printed:
                 try:
-                    self.made[key] = seen(fedmpi.run(config, out=out, progress=True))
+                    self.made[key] = observations(fedmpi.run(config, out=out, progress=True))
                 except (fedmpi.UserError, fedmpi.ClientFailure) as error:
                     self.made[key] = {"rejection": str(error)}
             rounds = [line.split()[1] for line in printed.getvalue().splitlines() if line.startswith("round")]

@@ -16,10 +16,10 @@ RUNS: dict[str, dict[str, Any]] = {
     "fedsampling": {"preset": "fedsampling", "samples.budget": 64},
     "scaffold": {"preset": "fedavg", "local.algorithm": "scaffold", "local.batch_size": 8},
 }
-Ends = dict[str, tuple[str, list[float]]]
+Models = dict[str, tuple[str, list[float]]]
 
 
-def ends() -> Ends:
+def final_models() -> Models:
     """Return the engine of each short run and the first parameters of its model."""
     found = {}
     for name, settings in RUNS.items():
@@ -29,23 +29,23 @@ def ends() -> Ends:
     return found
 
 
-def without(result: Connection) -> None:
-    """Send the ends of runs of a package that is imported again, without the engine."""
+def send_models_without_engine(result: Connection) -> None:
+    """Import the package again without the batched engine, and send the models of its runs."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "fedmpi"]:
         del sys.modules[name]
     sys.modules["fedmpi.local.batched"] = None  # type: ignore[assignment]
-    result.send(ends())
+    result.send(final_models())
 
 
 def test_runs_without_the_batched_engine_give_the_same_models() -> None:
     fork = multiprocessing.get_context("fork")
     receiver, sender = fork.Pipe(duplex=False)
-    child = fork.Process(target=without, args=(sender,))
+    child = fork.Process(target=send_models_without_engine, args=(sender,))
     child.start()
     sender.close()
     others = receiver.recv()
     child.join()
-    for name, (engine, values) in ends().items():
+    for name, (engine, values) in final_models().items():
         other, expected = others[name]
         assert "batched" in engine and "sequential" in other
         assert values == pytest.approx(expected, rel=1e-5, abs=1e-5)

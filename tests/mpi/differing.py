@@ -23,7 +23,7 @@ Patch = pytest.MonkeyPatch
 
 @server_optimizer
 class ByRank:
-    """Steps otherwise on rank 2: its ranks' models drift apart."""
+    """Server optimizer with another step on rank 2."""
 
     def step(self, w: Tensor, update: Tensor) -> None:
         from mpi4py import MPI
@@ -105,7 +105,7 @@ def run(name: str, rank: int, patch: Patch) -> None:
     parts.close()
 
 
-def said(name: str, rank: int) -> dict[str, str]:
+def error_of(name: str, rank: int) -> dict[str, str]:
     """Return the error of a scenario by its type."""
     with pytest.MonkeyPatch.context() as patch:
         try:

@@ -26,7 +26,7 @@ from fedmpi.data.opening import open_store
 from tests.local.test_inputs import WORDS, Words, data
 from tests.local.test_inputs import run as several
 from tests.local.test_isolation import ON_RANKS, resumed, trained
-from tests.mpi.differing import SCENARIOS, said
+from tests.mpi.differing import SCENARIOS, error_of
 from tests.mpi.launch import run_mpi
 from tests.quick_end import end_quickly
 from tests.test_training_own_models import outcomes
@@ -101,7 +101,7 @@ def main() -> None:
         "several inputs": facts_of(several(Words, data(WORDS), {"server.exact": True})),
         "mapped": mapped_after_runs(),
         "isolated": {name: resumed(name, folder) for name in ON_RANKS},
-        "unlike": {name: said(name, rank) for name in SCENARIOS},
+        "differing": {name: error_of(name, rank) for name in SCENARIOS},
     }
     (folder / f"{rank}.json").write_text(json.dumps(found))
     fedmpi.run("fedavg", {"rounds": 9}, stop=lambda: rank == 1 and bool(1 // 0))
@@ -140,7 +140,7 @@ def test_patience_ends_after_the_same_round_with_the_same_best_model_as_on_one_r
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_ranks_that_differ_from_the_others_end_the_run_with_one_sentence_on_all_ranks(found: Found, name: str):
-    one, *others = (ranks["unlike"][name] for ranks in found)
+    one, *others = (ranks["differing"][name] for ranks in found)
     assert others == [one, one]
     _, _, kind, words = SCENARIOS[name]
     assert kind in one and re.search(words, one[kind]), one
