@@ -242,7 +242,7 @@ def _configured(
         data = of_datasets(data)
     if data is not None and not isinstance(data, str | Path) and not callable(data):
         raise UserError(
-            f"data cannot be of type {type(data).__name__}. Give a folder of shards, \"digits\", datasets as "
+            f'data cannot be of type {type(data).__name__}. Give a folder of shards, "digits", datasets as '
             '{"train": train, "test": test}, fedmpi.ClientArrays(x, y, owner, test=(x, y)), '
             "fedmpi.ClientArrays.from_datasets(train, owner, test=test), or a function that returns such arrays"
         )

@@ -74,7 +74,7 @@ def prepare_submission(
     )
     if not MEMORY.fullmatch(site.mem):
         raise UserError(
-            f"mem = {site.mem!r} is not a size. Give a number with K, M, G or T, such as --mem 64G, or change mem in {where}"
+            f"mem = {site.mem!r} is not a size. Give a number with K, M, G or T (--mem 64G), or change mem in {where}"
         )
     sweeps = config is not None and not read_toml(config).keys().isdisjoint(OF_A_SWEEP)
     if sweeps:

@@ -82,8 +82,8 @@ class PerFedAvg(LocalAlgorithm):
 
     A local step is w ← w − β (I − α ∇²f(w, D)) ∇f(w − α ∇f(w, D), D'), where D and D' are the halves of a batch and
     β is `local.lr`. If a half has fewer samples than the model needs, such as one with batch norm, the halves overlap.
-    Without `hessian`, the factor in brackets is 1 (first-order variant, FO). With it, autograd computes the product with
-    the Hessian on D. The paper uses a third batch, and its variant HF a difference of gradients.
+    Without `hessian`, the factor in brackets is 1 (first-order variant, FO). With it, autograd computes the product
+    with the Hessian on D. The paper uses a third batch, and its variant HF a difference of gradients.
     A client is evaluated with the model after one more step of rate α.
 
     Parameters
