@@ -205,7 +205,7 @@ class ClientArrays:
     def from_datasets(
         cls,
         train: Any,
-        owner: Any = None,
+        owner: Any,
         *,
         test: Any,
         val: Any = None,
@@ -221,8 +221,7 @@ class ClientArrays:
             Samples are dicts (columns), or tuples (x, y) or (x_1, x_2, …, y). x may be a dict or tuple; y is then
             column "label", or the last one. `val` is optional.
         owner : str, or array (n,)
-            Column of each sample's client, read from `val` too if it has this column; or the clients themselves. By
-            default, all samples belong to one client.
+            Column of each sample's client, read from `val` too if it has this column; or the clients themselves.
         label : str, optional
             Column of the targets, by default label or labels; of tuples the last entry.
         inputs : sequence of str, optional
@@ -259,8 +258,7 @@ class ClientArrays:
         if isinstance(getattr(train, "features", None), Mapping):  # Hugging Face's know the names of classes
             options.setdefault("class_names", getattr(train.features[label], "names", None))
         owner = columns[owner] if isinstance(owner, str) else owner
-        x, y = samples(columns)
-        return cls(x, y, np.zeros(len(y), np.int64) if owner is None else owner, **options)
+        return cls(*samples(columns), owner, **options)
 
     @property
     def config_name(self) -> str:

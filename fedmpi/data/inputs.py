@@ -148,13 +148,18 @@ def trial_inputs(description: DataDescription, rows: int, generator: np.random.G
     return packed("", {"": {one.name: drawn(one) for one in description.inputs}})[0][""]
 
 
-def columns_of(what: str, dataset: Any) -> dict[str, Any]:
-    """Return the samples of a dataset of Hugging Face or torch by column; the last one of a tuple is the label."""
+def refuse_others(what: str, dataset: Any) -> None:
+    """Reject what is no map-style dataset."""
     if isinstance(dataset, Mapping) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise UserError(
             f"{what} is a {type(dataset).__name__}. Give a dataset with a length and samples by number, such as one "
             'split: datasets["train"]'
         )
+
+
+def columns_of(what: str, dataset: Any) -> dict[str, Any]:
+    """Return the samples of a dataset of Hugging Face or torch by column; the last one of a tuple is the label."""
+    refuse_others(what, dataset)
     form = getattr(dataset, "format", None)
     if isinstance(form, Mapping) and form["type"] != "custom":  # Hugging Face's, whose transforms work on each sample
         columns = dataset.with_format("numpy", columns=form["columns"])[:]
@@ -164,12 +169,6 @@ def columns_of(what: str, dataset: Any) -> dict[str, Any]:
         raise UserError(f"{what} holds no samples that are a tuple (x, label) or a dict")
     rows = [_named(_flat(one)) for one in samples]
     return {name: stacked(what, [row[name] for row in rows]) for name in rows[0]}
-
-
-def has_column(dataset: Any, name: str) -> bool:
-    """Check whether the samples of a dataset are dicts with this key."""
-    known = not isinstance(dataset, Mapping) and hasattr(dataset, "__getitem__") and len(dataset) > 0
-    return known and isinstance(dataset[0], Mapping) and name in dataset[0]
 
 
 def _flat(sample: Any) -> Any:

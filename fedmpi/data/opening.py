@@ -19,7 +19,7 @@ import numpy.typing as npt
 from pydantic import Field
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.registry import DIGITS, SOURCE, Component, in_memory, is_digits, register
+from fedmpi.common.registry import ARRAYS, DIGITS, SOURCE, Component, in_memory, is_digits, register
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
 
@@ -114,16 +114,19 @@ def assigned(arrays: ClientArrays, options: DigitsOptions) -> ClientArrays:
 def of_datasets(splits: Mapping[str, Any]) -> Any:
     """Return the client arrays of datasets by split; without a column user, a component that assigns their samples."""
     from fedmpi.data.arrays import ClientArrays
-    from fedmpi.data.inputs import has_column
+    from fedmpi.data.inputs import refuse_others
 
+    train: Any
     train, test, val = map(splits.get, ("train", "test", "validation"))
-    if has_column(train, "user"):
+    refuse_others(f"{ARRAYS}: train", train)
+    if len(train) and isinstance(first := train[0], Mapping) and "user" in first:
         return ClientArrays.from_datasets(train, "user", test=test, val=val)
 
     @dataclass(frozen=True, kw_only=True)
     class Datasets(DigitsOptions):
         def __call__(self) -> ClientArrays:
-            return assigned(ClientArrays.from_datasets(train, test=test, val=val), self)
+            single = np.zeros(len(train), np.int64)
+            return assigned(ClientArrays.from_datasets(train, single, test=test, val=val), self)
 
     return Datasets
 
