@@ -145,15 +145,7 @@ class FixedPointSum:
         self.reset()
 
     def add(self, vector: Tensor, coefficient: float, client: int = -1) -> None:
-        """Add coefficient · vector. On a GPU, `flush` raises the errors, so that the host need not wait here.
-
-        Raises
-        ------
-        FloatingPointError
-            If the product holds an infinity or a NaN.
-        OverflowError
-            If the sum of the largest magnitudes so far leaves the range.
-        """
+        """Add coefficient · vector; on a GPU, `flush` raises the errors, so that the host need not wait here."""
         factor = coefficient * self._scale
         largest = torch.linalg.vector_norm(vector, torch.inf)
         on_cpu = self._sum.device.type == "cpu"

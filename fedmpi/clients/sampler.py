@@ -185,29 +185,12 @@ class View:
 
 
 class ClientNumbers:
-    """Numbers and vectors from the clients' last participations, kept by rank 0.
-
-    Parameters
-    ----------
-    names : sequence of str
-        Names of `fedmpi.common.decorators.NUMBERS`.
-    clients : int
-        N.
-    widths : mapping of str to int
-        Length k of each vector, by name.
-
-    Attributes
-    ----------
-    values : dict of str to float64 (N,) or float32 (N, k)
-        The last number or vector of each client, by name; NaN if there is none.
-    seen : dict of str to int64 (N,)
-        The round in which each was taken; −1 if there is none.
-    """
+    """Numbers (N,) and vectors (N, k) from the clients' last participations, by name, kept by rank 0."""
 
     def __init__(self, names: Sequence[str], clients: int, widths: Mapping[str, int] = MappingProxyType({})):
         self.names, self.clients, self.widths = tuple(names), clients, widths
         self.values = {name: self.unknown(name) for name in self.names}
-        self.seen = {name: np.full(clients, -1, np.int64) for name in self.names}
+        self.seen = {name: np.full(clients, -1, np.int64) for name in self.names}  # rounds in which they were taken
 
     def unknown(self, name: str) -> AnyArray:
         """Return an array of NaN for the numbers or vectors of all clients."""

@@ -15,13 +15,7 @@ SUFFIXES = (".parquet", ".npz", ".csv")
 
 
 def read_columns(file: str, needed: Sequence[str], offered: Sequence[str] = ()) -> dict[str, Floats]:
-    """Return columns of a file by name, float64 (r,) each: the needed ones, and those of the offered that it has.
-
-    Raises
-    ------
-    UserError
-        The file cannot be read, or lacks a needed column, or a column has values that are no numbers.
-    """
+    """Return columns of a file by name, float64 (r,) each: the needed ones, and those of the offered that it has."""
     path = Path(file)
     if path.suffix.lower() not in SUFFIXES:
         raise UserError(f"{file} is no table: its name must end in one of {', '.join(SUFFIXES)}")
@@ -70,13 +64,7 @@ def client_numbers(file: str, column: Floats, clients: int) -> Ints:
 
 
 def per_client(file: str, name: str, clients: int) -> Floats:
-    """Return a column of numbers above 0, float64 (N,): row k, or the row with k in a column `client`.
-
-    Raises
-    ------
-    UserError
-        There is not one row per client, or a number is not finite and above 0.
-    """
+    """Return a column of numbers above 0, float64 (N,): row k, or the row with k in a column `client`."""
     found = read_columns(file, (name,), ("client",))
     values = found[name]
     if len(values) != clients:

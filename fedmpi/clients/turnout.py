@@ -305,16 +305,7 @@ class CohortDraw:
         return phases(self._devices, clients, passed, self.bytes_down, self.bytes_up)
 
     def seconds_of(self, clients: Ints, used: Ints | Floats, steps: Ints | None = None) -> Floats:
-        """Return simulated seconds of each client: samples passed through the model, and its download and upload.
-
-        Parameters
-        ----------
-        clients : int64 (m,)
-        used : (m,)
-            Samples used by each client.
-        steps : int64 (m,), optional
-            Its local steps, if not those of the configuration.
-        """
+        """Return the simulated seconds of clients, (m,), for their numbers of used samples and of steps, (m,) each."""
         return total(phases(self._devices, clients, self._passed(used, steps), self.bytes_down, self.bytes_up))
 
     def _passed(self, used: Ints | Floats, steps: Ints | None = None) -> Floats:

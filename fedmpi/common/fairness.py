@@ -16,34 +16,20 @@ SPREADS = ("mean", "weighted", "std", "worst10", "best10", "jain")
 
 @dataclass(frozen=True)
 class Evenness:
-    """Fairness of usage counts.
+    """Fairness of the counts u of uses of n units; all are 0 before anything was used."""
 
-    Attributes
-    ----------
-    used : float
-        Share of the units used at least once, in [0, 1].
-    effective : float
-        (Σ u)² / (units · Σ u²) in [0, 1]: the effective sample size (Kish 1965) as a share of all units; 1 = all used
-        equally often, 1/units = a single one used. 0 before anything was used.
-    gini : float
-        Gini coefficient of the usage in [0, 1): 0 = all used equally often. 0 before anything was used.
-    largest : int
-        Most frequent use of a unit.
-    """
-
-    used: float
-    effective: float
-    gini: float
-    largest: int
+    used: float  # Share of the units used at least once
+    effective: float  # (Σ u)² / (n · Σ u²), the effective sample size (Kish 1965) as a share: 1 if all are used alike
+    gini: float  # Gini coefficient: 0 if all are used equally often
 
 
 def evenness(usage: Ints) -> Evenness:
     """Return the fairness of usage counts."""
     total = float(usage.sum())
     if total == 0:
-        return Evenness(0.0, 0.0, 0.0, 0)
+        return Evenness(0.0, 0.0, 0.0)
     effective = total**2 / (len(usage) * float((usage.astype(np.float64) ** 2).sum()))
-    return Evenness(float((usage > 0).mean()), effective, gini(usage), int(usage.max()))
+    return Evenness(float((usage > 0).mean()), effective, gini(usage))
 
 
 def gini(values: Ints) -> float:
@@ -76,24 +62,11 @@ class Usage:
 
 
 def spread_over_clients(values: Floats, weights: Floats, best: str = "largest") -> dict[str, float]:
-    """Return the distribution of a number over K clients; each client counts once, except in "weighted".
+    """Return the distribution of values v (K,) over clients with n (K,) samples; `best` says which values are good.
 
-    Parameters
-    ----------
-    values : float64 (K,)
-        One value per client, K ≥ 1.
-    weights : float64 (K,)
-        Samples of each client.
-    best : {"largest", "smallest"}
-        "largest" if large numbers are good (accuracies), "smallest" if small ones are (losses).
-
-    Returns
-    -------
-    dict
-        "mean"; "weighted": Σ n v / Σ n; "std": √(Σ (v − mean)² / K); "worst10", "best10": means of the ⌈K/10⌉ worst and
-        of the ⌈K/10⌉ best (Li et al. 2020, q-FFL, Table 1); "jain": (Σ v)² / (K Σ v²) of Jain et al. 1984, 1 if all are
-        equal and 1/K if one has everything. NaN if the value of a client is NaN; "std" and "jain" also if one is
-        infinite.
+    "mean"; "weighted": Σ n v / Σ n; "std": √(Σ (v − mean)² / K); "worst10", "best10": means of the ⌈K/10⌉ worst and of
+    the ⌈K/10⌉ best (Li et al. 2020, q-FFL, Table 1); "jain": (Σ v)² / (K Σ v²) of Jain et al. 1984, 1 if all are equal
+    and 1/K if one has everything. NaN if the value of a client is NaN; "std" and "jain" also if one is infinite.
     """
     if np.isnan(values).any():
         return dict.fromkeys(SPREADS, math.nan)

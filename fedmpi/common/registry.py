@@ -112,18 +112,8 @@ _BUILT_IN: dict[str, dict[str, Callable[..., Any]]] = {name: {} for name in KIND
 class Component:
     """Function or class that a key of the configuration chooses, with its options.
 
-    Parameters
-    ----------
-    kind : str
-        Key of `KINDS`.
-    choice : object
-        A built-in name, "package.module:object", or the object itself. For data also a folder, or arrays.
-    given : mapping, optional
-        Options that are set.
-    own : mapping, optional
-        Options that belong to a name without any function or class.
-    key : str, optional
-        Key of the configuration that chooses it, if it is not the first key of the kind.
+    `choice` is a built-in name, "package.module:object", or the object itself; for data also a folder, or arrays.
+    `given` are the options that are set, `own` those that belong to a name without any function or class.
     """
 
     def __init__(

@@ -305,24 +305,14 @@ def nested(flat: Mapping[str, Any]) -> Values:
 
 @dataclass(frozen=True)
 class Preset:
-    """A published method.
-
-    Attributes
-    ----------
-    name, title, paper, example : str
-        One-line description, publication, and a command that runs it.
-    table : dict
-        Its components and their values.
-    digits : dict
-        Changed values for the embedded digits, whose 20 clients have 72 samples each; may be empty.
-    """
+    """A published method."""
 
     name: str
-    title: str
-    paper: str
-    example: str
-    table: dict[str, Any]
-    digits: dict[str, Any]
+    title: str  # One-line description
+    paper: str  # Publication
+    example: str  # A command that runs it
+    table: dict[str, Any]  # Its components and their values
+    digits: dict[str, Any]  # Changed values for the embedded digits, whose 20 clients have 72 samples each
 
 
 def presets() -> list[Preset]:

@@ -64,29 +64,15 @@ class RankWork:
 
 @dataclass(frozen=True)
 class RoundTotals:
-    """The sums of a round over all ranks.
+    """The sums of a round over all ranks."""
 
-    Attributes
-    ----------
-    update : Tensor float32 (d,)
-        Σ c_k Δ_k. Valid until the next sum and read-only, because other ranks may read the same memory.
-    sums : dict
-        The metric sums by name (`SUMS`, `ATTENDED`, `OBSERVED`).
-    busy, load, idle : float64 (ranks,)
-        Seconds per rank of local work, of data loading within it, and of waiting for mediators' models.
-    cost : float64 (ranks,)
-        Work per rank, in gradients of one sample.
-    further : dict of str to Tensor (d,) or float
-        Further sums of the local algorithm over the selected clients.
-    """
-
-    update: Tensor
-    sums: dict[str, float]
-    busy: Floats
-    load: Floats
-    idle: Floats
-    cost: Floats
-    further: dict[str, Any] = field(default_factory=dict)
+    update: Tensor  # (d,): Σ c_k Δ_k; valid until the next sum, and read-only: other ranks may read the same memory
+    sums: dict[str, float]  # Metric sums by name: SUMS, ATTENDED, OBSERVED
+    busy: Floats  # (ranks,): Seconds of local work
+    load: Floats  # (ranks,): Seconds of data loading within it
+    idle: Floats  # (ranks,): Seconds of waiting for mediators' models
+    cost: Floats  # (ranks,): Work in gradients of one sample
+    further: dict[str, Any] = field(default_factory=dict)  # Tensors (d,) and numbers that the local algorithm sums
 
     @property
     def moments(self) -> UpdateMoments:

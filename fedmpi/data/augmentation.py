@@ -34,27 +34,13 @@ ORIGINAL_COUNTS = "original_class_counts"
 
 
 def copies_per_sample(totals: Ints, alpha: float, reading: str = "ratio") -> Floats:
-    """Expected number of augmented copies of one sample of every class (Algorithm 2, lines 2-5 and 11).
+    """Return the expected augmented copies of one sample of each class, (C,) (Algorithm 2, lines 2-5 and 11).
 
+    Only classes with 0 < C_y < C̄ have copies. C̄ is the mean over all C classes, the missing ones too, as line 2 has it.
     The paper's text hands `Augment` the number (C̄/C_y)^α and adds what it generates to the original data: reading
     "ratio", under which even α = 0 doubles the scarce classes and α = 1 takes class y from C_y to C_y + C̄, beyond the
     mean. Under "ratio-minus-one" the original is one of the (C̄/C_y)^α images: α = 0 adds nothing and α = 1 takes the
     class to C̄ exactly, which fits the paper's advice to choose α in [0, 1] so that the imbalance is mitigated.
-
-    Parameters
-    ----------
-    totals : int64 (C,)
-        C_y, the samples of every class held by all clients together.
-    alpha : float
-        α in [0, 2].
-    reading : {"ratio", "ratio-minus-one"}
-        Number of copies: the ratio, or the ratio minus one.
-
-    Returns
-    -------
-    float64 (C,)
-        0 for classes with C_y >= C̄, and for missing classes (C_y = 0), of which there is no sample to copy. C̄ is the
-        mean over all C classes of the label space, the missing ones too, as line 2 has it.
     """
     totals = np.asarray(totals, np.float64)
     scarce = (totals > 0) & (totals < totals.mean())

@@ -381,15 +381,7 @@ def _needs_sgd(config: Config, why: str, proximal: bool = False) -> str | None:
 
 
 def shrinking_sum(steps: int, shrinking: float) -> float:
-    """Return Σ_{j<τ} (1 − s)^j, which is τ for s = 0; infinite on overflow.
-
-    Parameters
-    ----------
-    steps : int
-        τ.
-    shrinking : float
-        s.
-    """
+    """Return Σ_{j<τ} (1 − s)^j of τ steps that shrink by s, which is τ for s = 0; infinite on overflow."""
     if shrinking == 0:
         return float(steps)
     try:
@@ -400,13 +392,8 @@ def shrinking_sum(steps: int, shrinking: float) -> float:
 
 
 def effective_steps(steps: int, shrinking: float) -> float:
-    """Return ‖a‖₁ of SGD with a proximal term: Σ_{j<τ} |1 − ημ|^j, which is τ without one (Wang et al. 2020).
+    """Return ‖a‖₁ of τ steps of SGD with a proximal term: Σ_{j<τ} |1 − ημ|^j, τ without one (Wang et al. 2020).
 
-    Parameters
-    ----------
-    steps : int
-        τ.
-    shrinking : float
-        ημ; above 1 every step overshoots the start, and the weights of the gradients alternate in sign.
+    Above ημ = 1 every step overshoots the start, and the weights of the gradients alternate in sign.
     """
     return shrinking_sum(steps, shrinking if shrinking <= 1 else 2 - shrinking)
