@@ -97,10 +97,7 @@ def test_another_name_drops_the_options_of_the_component_before_it() -> None:
         ({"strength": "much"}, r"clients\.sampler\.strength = 'much' does not suit .*valid number"),
         ({"order": "middle"}, r"clients\.sampler\.order = 'middle' .*'first' or 'last'"),
         ({"view": 1}, r"clients\.sampler\.view is no option of .*put a star before"),
-        (
-            {"explore": 1},
-            r'clients\.sampler\.explore has no effect here: it needs .* = "oort-loss" or "oort"',
-        ),
+        ({"explore": 1}, r'clients\.sampler\.explore has no effect here: it needs .* = "oort-loss" or "oort"'),
         ({"features": {"name": "full-gradient", "codebook_size": 3}}, r'it needs .*features = "compressed-gradient"'),
         ({"clustering": {"name": "optics", "xi": 2}}, r"clients\.sampler\.clustering\.xi = 2 .*less than 1"),
         ({"clustering": "median"}, r"clients\.sampler\.clustering = .*'kmeans', 'optics'"),

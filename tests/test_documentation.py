@@ -62,12 +62,7 @@ def test_a_command_that_is_shown_is_understood(words: list[str]) -> None:
         assert key in all_keys() or key.startswith(OPTIONS_OF_PARTS), key
 
 
-SHORT = {
-    "train": ["--set", "rounds=2"],
-    "check": ["--quick"],
-    "submit": ["--dry-run"],
-    "sweep": ["--index", "0"],
-}
+SHORT = {"train": ["--set", "rounds=2"], "check": ["--quick"], "submit": ["--dry-run"], "sweep": ["--index", "0"]}
 """Options that shorten a command of the pages."""
 OTHERS = re.compile(r"(pip|python3 -m venv|srun|sbatch|ln|export|tensorboard|sha256sum|ls|tail|#) ?")
 """Commands of other programs."""

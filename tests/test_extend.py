@@ -54,10 +54,7 @@ BESIDE: dict[str, dict[str, Any]] = {
 }
 """Settings that a component needs."""
 METRICS: dict[str, dict[str, Any]] = {"metric:coverage": {"task.metrics.least": 0.2}, "lowest_recall:LowestRecall": {}}
-PREPARED: dict[str, dict[str, Any]] = {
-    "data_set:waves": {"noise": 0.1},
-    "partition:home_class": {"share": 0.9},
-}
+PREPARED: dict[str, dict[str, Any]] = {"data_set:waves": {"noise": 0.1}, "partition:home_class": {"share": 0.9}}
 SOURCES: dict[str, dict[str, Any]] = {"source:clouds": {"data.source.clients": 7}}
 KINDS = {
     "data_set:waves": "data set",
@@ -71,12 +68,7 @@ KINDS = {
     "availability:in_turns": "availability",
     "source:clouds": "data source",
 }
-SMALL = {
-    "rounds": 3,
-    "data.source": "digits:clients=9,alpha=0.5",
-    "clients.count": 5,
-    "local.engine": "sequential",
-}
+SMALL = {"rounds": 3, "data.source": "digits:clients=9,alpha=0.5", "clients.count": 5, "local.engine": "sequential"}
 
 
 @pytest.fixture

@@ -60,10 +60,7 @@ def test_the_trimmed_mean_cuts_at_either_end_and_leaves_a_value() -> None:
 
 @pytest.mark.parametrize(
     "participants, options, reason",
-    [
-        (6, {"byzantine": 2}, "more than 6 clients"),
-        (7, {"byzantine": 2, "keep": 4}, "Keep at most 3"),
-    ],
+    [(6, {"byzantine": 2}, "more than 6 clients"), (7, {"byzantine": 2, "keep": 4}, "Keep at most 3")],
 )
 def test_krum_rejects_rounds_that_attackers_could_outvote(participants: int, options: Any, reason: str) -> None:
     with pytest.raises(UserError, match=reason):

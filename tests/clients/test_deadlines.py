@@ -58,15 +58,7 @@ def tables(folder: Path) -> list[str]:
 def settings_of(name: str, folder: Path) -> list[str]:
     """Return the settings of a case."""
     few = ["data.source=digits:clients=9,alpha=0.6", "model.hidden=[8]", "model.activation=tanh", "rounds=9", "seed=4"]
-    return [
-        *few,
-        "clients.count=5",
-        "local.batch_size=8",
-        *QUIET,
-        *tables(folder),
-        *CASES[name],
-        "logging.participants=true",
-    ]
+    return [*few, "clients.count=5", "local.batch_size=8", *QUIET, *tables(folder), *CASES[name]]
 
 
 class Plain:

@@ -165,8 +165,7 @@ class Rehearsing:
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [{"local.proximal_mu": 0.5}, {"local.optimizer": "adam", "compression": "int8", "local.engine": "auto"}],
+    "settings", [{"local.proximal_mu": 0.5}, {"local.optimizer": "adam", "compression": "int8", "local.engine": "auto"}]
 )
 def test_candidates_that_train_send_the_same_update_if_they_are_selected(
     settings: dict[str, Any], tmp_path: Path

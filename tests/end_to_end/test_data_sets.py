@@ -26,16 +26,8 @@ CASES: dict[str, tuple[str, str, str]] = {
         f"{IMAGES} model.name=image-cnn model.hidden=[64] model.filters=[8,16]",
     ),
     "cifar10": ("cifar10", "--partition lognormal --mean 16 --clients 6", f"model.name=cifar-cnn {ADAM}"),
-    "sentiment140": (
-        "sentiment140",
-        "--partition user --min-samples 3",
-        f"{TEXTS} model.name=lstm model.units=32",
-    ),
-    "mind": (
-        "mind/MINDsmall_train",
-        "--partition lognormal --clients 2000",
-        f"{TEXTS} model.name=text-cnn",
-    ),
+    "sentiment140": ("sentiment140", "--partition user --min-samples 3", f"{TEXTS} model.name=lstm model.units=32"),
+    "mind": ("mind/MINDsmall_train", "--partition lognormal --clients 2000", f"{TEXTS} model.name=text-cnn"),
     "mind ": (
         "mind/MINDsmall_train_sample2000",
         VECTORS,

@@ -19,9 +19,7 @@ CLOCK = "devices=true devices.speed=lognormal"
 STEPS = "local.schedule=step local.schedule.every=1"
 REJECTED: dict[str, list[str]] = {
     "samples.size.epsilon": [f"{SIZES} samples.size.epsilon={value}" for value in ("5e-324", "1e-9", "600")],
-    "privacy.noise_multiplier": [
-        *(f"{NOISE} privacy.noise_multiplier={value}" for value in ("-1", "1e9", "1e308")),
-    ],
+    "privacy.noise_multiplier": [*(f"{NOISE} privacy.noise_multiplier={value}" for value in ("-1", "1e9", "1e308"))],
     "privacy.delta": [f"{NOISE} privacy.delta=1e-300"],
     "clients.over_selection": [f"{CLOCK} clients.over_selection=1e308"],
     "devices.speed.sigma": [f"{CLOCK} devices.speed.sigma=1e3"],

@@ -8,16 +8,7 @@ from pathlib import Path
 import pytest
 
 import fedmpi
-from tests.end_to_end.runs import (
-    RICH,
-    ROUNDS,
-    SECONDS,
-    TRAIN,
-    Done,
-    assert_same_curve_to_rounding,
-    curve,
-    records,
-)
+from tests.end_to_end.runs import RICH, ROUNDS, SECONDS, TRAIN, Done, assert_same_curve_to_rounding, curve, records
 from tests.mpi.launch import run_mpi
 
 pytestmark = pytest.mark.timeout(600)  # seconds, with its fixtures, on a busy machine

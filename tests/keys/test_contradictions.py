@@ -139,10 +139,7 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
         [f"{RELAYS} devices=true clients.over_selection=1"],
     ),
     "clients.sampler, clients.sampler.features": (
-        [
-            f"{STRATA} clients.sampler.within_stratum=importance {HISTOGRAM}",
-            f"clients.sampler=importance {HISTOGRAM}",
-        ],
+        [f"{STRATA} clients.sampler.within_stratum=importance {HISTOGRAM}", f"clients.sampler=importance {HISTOGRAM}"],
         [
             f"{STRATA} clients.sampler.within_stratum=uniform {HISTOGRAM}",
             f"{STRATA} clients.sampler.within_stratum=importance clients.sampler.features=full-gradient",

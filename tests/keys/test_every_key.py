@@ -193,10 +193,7 @@ EFFECTS: dict[str, dict[str, str]] = {
         "clients.sampler.deviation": "0 1 clients",
         "clients.sampler.metric": "train_loss test_accuracy clients",
     },
-    f"{SAMPLER}=active rounds=4": {
-        "clients.sampler.alpha1": "0 0.9 clients",
-        "clients.sampler.alpha3": "0 1 clients",
-    },
+    f"{SAMPLER}=active rounds=4": {"clients.sampler.alpha1": "0 0.9 clients", "clients.sampler.alpha3": "0 1 clients"},
     f"{SAMPLER}=active rounds=4 clients.sampler.alpha1=0": {"clients.sampler.alpha2": "0 5 clients"},
     f"{SAMPLER}=fedcs devices=true": {
         "clients.sampler.deadline": "180 0.1 clients",
@@ -502,8 +499,7 @@ TEXTS = DataDescription((12,), "int32", 3, "text", 40, (), ())
 
 
 @pytest.mark.parametrize(
-    ("name", "option"),
-    [(part.name, name) for part in components("model") for name in part.fields if name in OTHERWISE],
+    ("name", "option"), [(part.name, name) for part in components("model") for name in part.fields if name in OTHERWISE]
 )
 def test_an_option_changes_the_model(name: str, option: str):
     data = TEXTS if "dimension" in SMALL[name] else COLORED if name in ("cifar-cnn", "resnet18") else GRAY

@@ -46,10 +46,7 @@ NOWHERE: dict[str, list[str]] = {
     "topology.regroup=every-round": [SOME],
     "topology.scheduling=random": [SOME],
     "topology.target=test": [SOME, f"{MEDIATED} topology.scheduling=random"],
-    "cluster.balance=measured": [
-        MEDIATED,
-        f"{SOME} cluster.placement=owner",
-    ],
+    "cluster.balance=measured": [MEDIATED, f"{SOME} cluster.placement=owner"],
     "topology.keep_optimizer=true": [MEDIATED, f"{SOME} local.optimizer=adam"],
     "rebalance.weights=original": [f"{COPIES} server.weights=uniform"],
     **{
@@ -98,9 +95,5 @@ def test_a_custom_sampler_may_have_a_sample_budget():
 def test_a_condition_on_an_option_that_the_choice_does_not_have_is_none():
     """Draws by importance do not depend on earlier strata."""
     before = load_config(None, f"{STRATA} clients.sampler.within_stratum=uniform".split())
-    after = {
-        "clients.sampler": "importance",
-        "clients.sampler.design": "sequential",
-        "server.weights": "samples",
-    }
+    after = {"clients.sampler": "importance", "clients.sampler.design": "sequential", "server.weights": "samples"}
     assert given_config(before, after).clients.sampler.options["design"] == "sequential"

@@ -57,8 +57,7 @@ def test_a_custom_scheduling_groups_the_participants() -> None:
 )
 def test_unusable_groups_are_rejected(found: list, message: str) -> None:
     config = given_config(
-        "astraea",
-        {"topology.scheduling": lambda *given: np.array(found), "topology.clients_per_mediator": 2},
+        "astraea", {"topology.scheduling": lambda *given: np.array(found), "topology.clients_per_mediator": 2}
     )
     with pytest.raises(ComponentFailure, match=message):
         MediatorGroups(config, np.ones((3, 2), np.int64), None, np.ones(2, np.int64), Streams(3)).group(1, np.arange(3))

@@ -53,8 +53,7 @@ def test_the_model_is_at_first_as_it_was_and_then_w_plus_the_product() -> None:
 
 
 @pytest.mark.parametrize(
-    ("targets", "chosen"),
-    [(("0",), ["0"]), (("?",), ["0", "2"]), (("2", "0"), ["0", "2"]), ((), ["0", "2"])],
+    ("targets", "chosen"), [(("0",), ["0"]), (("?",), ["0", "2"]), (("2", "0"), ["0", "2"]), ((), ["0", "2"])]
 )
 def test_targets_are_names_or_patterns(targets: tuple[str, ...], chosen: list[str]) -> None:
     small = with_lora(net(), {**OPTIONS, "targets": targets})

@@ -15,6 +15,7 @@ import pytest
 from fedmpi.process.children import mpiexec
 
 Job = subprocess.Popen[str]
+Env = Mapping[str, str] | None
 LIMIT = float(os.environ.get("FEDMPI_TEST_SECONDS", "170"))
 """Seconds after which a job is taken to hang: many times what it needs, for busy machines; the environment says more.
 """
@@ -32,14 +33,12 @@ def find_mpiexec() -> str:
     return mpiexec() or pytest.skip("no mpiexec: pip install 'fedmpi[mpi]'")
 
 
-def start_mpi_job(
-    n: int, args: Sequence[str | Path], env: Mapping[str, str] | None = None, cwd: Path | None = None
-) -> Job:
+def start_mpi_job(n: int, args: Sequence[str | Path], env: Env = None, cwd: Path | None = None) -> Job:
     """Start `mpiexec -n N python ARGS` in a new process group and return the Popen object; see `end_job`."""
     return start_job([find_mpiexec(), "-n", str(n), sys.executable, *map(str, args)], env, cwd)
 
 
-def start_job(command: Sequence[str], env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Job:
+def start_job(command: Sequence[str], env: Env = None, cwd: Path | None = None) -> Job:
     """Start any command in a new process group; the repository is importable and each process has one thread."""
     path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
     return subprocess.Popen(
@@ -101,11 +100,7 @@ def finish_job(job: Job, timeout: float = LIMIT) -> subprocess.CompletedProcess[
 
 
 def run_mpi(
-    n: int,
-    args: Sequence[str | Path],
-    timeout: float = LIMIT,
-    env: Mapping[str, str] | None = None,
-    cwd: Path | None = None,
+    n: int, args: Sequence[str | Path], timeout: float = LIMIT, env: Env = None, cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run `mpiexec -n N python ARGS` to its end."""
     done = finish_job(start_mpi_job(n, args, env, cwd), timeout)
@@ -117,10 +112,7 @@ def run_mpi(
 
 
 def run_alone(
-    args: Sequence[str | Path],
-    timeout: float = LIMIT,
-    env: Mapping[str, str] | None = None,
-    cwd: Path | None = None,
+    args: Sequence[str | Path], timeout: float = LIMIT, env: Env = None, cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run `python ARGS` without a launcher, otherwise like `run_mpi`."""
     return finish_job(start_job([sys.executable, *map(str, args)], env, cwd), timeout)

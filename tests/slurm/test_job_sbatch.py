@@ -20,16 +20,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.end_to_end.runs import (
-    RICH,
-    TRAIN,
-    Record,
-    assert_same_curve_to_rounding,
-    choices,
-    curve,
-    records,
-    staying,
-)
+from tests.end_to_end.runs import RICH, TRAIN, Record, assert_same_curve_to_rounding, choices, curve, records, staying
 from tests.mpi.launch import REPOSITORY, run_alone
 
 pytestmark = [

@@ -121,11 +121,7 @@ def test_of_equally_fast_clients_none_is_preferred(preset: str) -> None:
 
 @pytest.mark.parametrize(
     "unlike",
-    [
-        ["devices.speed=lognormal"],
-        ["devices.speed=constant", "devices.upload=lognormal"],
-        ["devices.speed=constant"],
-    ],
+    [["devices.speed=lognormal"], ["devices.speed=constant", "devices.upload=lognormal"], ["devices.speed=constant"]],
     ids=["speeds", "bandwidths", "sizes"],
 )
 def test_where_some_always_arrive_first_nothing_is_promised_about_who_counts(unlike: list[str]) -> None:

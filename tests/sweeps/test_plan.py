@@ -191,10 +191,7 @@ def test_a_list_can_hold_components_with_options(tmp_path: Path) -> None:
             assert run.config.clients.sampler.given == {k[16:]: value for k, value in expected[name].items()}
             assert run.labels == {"clients.sampler": run.config.clients.sampler.name, **expected[name]}
     one = planned(f'[sweep]\n"clients.sampler" = [{listed[1]}]', tmp_path, ("clients.sampler.explore=0.1",))
-    assert (one.runs[0].name, one.runs[0].config.clients.sampler.given) == (
-        "sampler=oort-loss",
-        {"explore": 0.1},
-    )
+    assert (one.runs[0].name, one.runs[0].config.clients.sampler.given) == ("sampler=oort-loss", {"explore": 0.1})
     models = planned('model.hidden = [3]\n[sweep]\nmodel = ["mlp", "text-cnn"]', tmp_path)
     assert [run.config.model.options for run in models.runs] == [{"hidden": [3]}, {}], "another one drops the options"
     metrics = planned('[sweep]\ntask.metrics = [["perplexity"], ["perplexity", {name = "top-k", k = 3}]]', tmp_path)
