@@ -15,16 +15,7 @@ import numpy as np
 
 from fedmpi.clients.availability import FOREVER, OWN_DRAWS, ClientAvailability
 from fedmpi.clients.cohort import Cohort, Presence, cohort_size, full_participation, invited
-from fedmpi.clients.devices import (
-    draw_devices,
-    first_to_arrive,
-    joules,
-    phases,
-    restricted,
-    steps_in,
-    survivors,
-    total,
-)
+from fedmpi.clients.devices import draw_devices, first_to_arrive, joules, phases, restricted, steps_in, survivors, total
 from fedmpi.clients.sampler import ClientNumbers, ClientSampler, PastRounds, View
 from fedmpi.clients.strata import Strata
 from fedmpi.common.decorators import MEASURABLE, TRANSFERS

@@ -26,12 +26,7 @@ NOT_THEIRS = (Path(__file__).resolve().parents[1], *INSTALLED)
 class Later:
     """Placeholder for a module until one of its names is used: the commands start without torch, which takes seconds.
 
-    If a type checker also needs the module:
-
-        if TYPE_CHECKING:
-            import torch
-        else:
-            torch = Later("torch")
+    For type checkers, the module is imported under TYPE_CHECKING instead.
     """
 
     def __init__(self, name: str):
