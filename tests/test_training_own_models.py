@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import fedmpi
 from fedmpi import ClientArrays, Run, UserError
 from fedmpi.common.errors import Divergence
+from tests.reference.networks import cumulative_norm
 
 FEATURES = 6
 SEQUENTIAL = {"local.engine": "sequential"}
@@ -269,23 +270,13 @@ def outcome(model: Any, data: ClientArrays, more: Mapping[str, Any] | None = Non
 # Integer buffers
 
 
-class Cumulative(nn.Sequential):
-    """Batch norm that averages over all batches so far, which it counts in an integer buffer."""
-
-    def __init__(self, description: Any = None):
-        torch.manual_seed(5)
-        width = FEATURES if description is None else int(np.prod(description.feature_shape))
-        classes = 3 if description is None else description.classes
-        super().__init__(nn.Flatten(), nn.Linear(width, 8), nn.BatchNorm1d(8, momentum=None), nn.Linear(8, classes))
-
-
 def test_integer_buffers_are_combined_by_their_maximum_as_in_a_plain_loop() -> None:
     data = arrays((20, 9, 30))
-    found = run(Cumulative(), data, {"rounds": 3, "local.epochs": 4, "local.batch_size": 10, **DROPPED})
-    counted = int(found.model[2].num_batches_tracked)
-    assert counted == 3 * 4 * 3  # batches of the largest client
-    done = run(Cumulative(), data, {"rounds": 3, "local.epochs": 4, "local.batch_size": "all", **DROPPED})
-    model, owner = Cumulative(), np.repeat(np.arange(3), (20, 9, 30))
+    torch.manual_seed(5)
+    model, owner = cumulative_norm(data.description), np.repeat(np.arange(3), (20, 9, 30))
+    found = run(model, data, {"rounds": 3, "local.epochs": 4, "local.batch_size": 10, **DROPPED})
+    assert found.model.layers[1].num_batches_tracked == 3 * 4 * 3  # batches of the largest client
+    done = run(model, data, {"rounds": 3, "local.epochs": 4, "local.batch_size": "all", **DROPPED})
     for _ in range(3):
         states = []
         for client in range(3):

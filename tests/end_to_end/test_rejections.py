@@ -16,7 +16,6 @@ SIZES = f"{SAMPLED} samples.size.estimate=duchi"
 CLIPPED = "privacy.clip_norm=1 server.weights=uniform"
 NOISE = f"{ALL} {CLIPPED} privacy.noise_multiplier=1"
 CLOCK = "devices=true devices.speed=lognormal"
-STEPS = "local.schedule=step local.schedule.every=1"
 REJECTED: dict[str, list[str]] = {
     "samples.size.epsilon": [f"{SIZES} samples.size.epsilon={value}" for value in ("5e-324", "1e-9", "600")],
     "privacy.noise_multiplier": [*(f"{NOISE} privacy.noise_multiplier={value}" for value in ("-1", "1e9", "1e308"))],

@@ -43,7 +43,7 @@ STATES = {
     "state of the weights": f"{SOME} server.weights=docs.examples.easing:Easing",
     "state of the aggregator": f"{SOME} server.aggregator=docs.examples.trust:Trust",
     "batches that batch norm has counted": (
-        "model=tests.test_training_own_models:Cumulative clients.sampler=all local.drop_last=true"
+        "model=tests.reference.networks:cumulative_norm clients.sampler=all local.drop_last=true"
     ),
     "groups made once": (
         f"{ALL} topology=mediators topology.regroup=once topology.clients_per_mediator=3 "

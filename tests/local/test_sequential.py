@@ -32,7 +32,6 @@ from tests.local.synthetic import (
 
 SIZES = [13, 1, 40, 0, 7]
 SOURCE = InMemorySource(SMALL_IMAGES, SIZES)
-EPOCHS = LocalRule(lr=0.1, epochs=2, batch_size=5)
 
 
 def small() -> FlatModel:

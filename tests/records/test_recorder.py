@@ -38,7 +38,6 @@ from tests.end_to_end.user_models import tied
 
 ADAM = ("server.optimizer=adam", "server.optimizer.lr=0.01")
 SETTINGS = ("preset=fedavg", "rounds=4", "checkpoint.every=1", "local.engine=sequential", *ADAM)
-OWN_MODEL = "model=tests.end_to_end.user_models:unhurried_mlp"
 CONFIG = load_config(None, ["logging.tensorboard=false", *SETTINGS])
 
 

@@ -329,7 +329,7 @@ EXACT: dict[str, str] = {
 }
 MORE_EXACT: dict[str, str] = {
     "batches that are counted, balanced classes": f"{UNEVEN} {SOME} {TORCH} local.batch_size=20 local.drop_last=true "
-    "model=tests.test_training_own_models:Cumulative task.loss.class_weights=balanced",
+    "model=tests.reference.networks:cumulative_norm task.loss.class_weights=balanced",
     "intervals, energy, partial work before a deadline": f"{SMALL} {SOME} {TIMED} local.epochs=2 devices.power=true "
     "clients.availability=intervals clients.availability.file=tests/keys/intervals.csv devices.deadline=9 "
     "devices.late=partial devices.speed.median=12 local.batch_size=60 rounds=4 evaluation.clients=4",
