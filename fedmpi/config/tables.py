@@ -522,7 +522,7 @@ class LoggingTable(Table):
     are then not merged, and each needs two more passes over its data."""
     participants: bool = False
     """Record the selected clients of each round (key `clients`: ascending numbers and ranges, "0-9 12 15"). With
-    devices, except in mediators, also record the bytes and, with devices.power, the joules of each invited client."""
+    devices and without mediators, also record bytes, and joules with devices.power, of each invited client."""
 
 
 class ConfigTables(Table):
