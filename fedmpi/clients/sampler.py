@@ -190,7 +190,7 @@ class ClientNumbers:
     def __init__(self, names: Sequence[str], clients: int, widths: Mapping[str, int] = MappingProxyType({})):
         self.names, self.clients, self.widths = tuple(names), clients, widths
         self.values = {name: self.unknown(name) for name in self.names}
-        self.seen = {name: np.full(clients, -1, np.int64) for name in self.names}  # rounds in which they were taken
+        self.seen = {name: np.full(clients, -1, np.int64) for name in self.names}  # rounds of these values
 
     def unknown(self, name: str) -> AnyArray:
         """Return an array of NaN for the numbers or vectors of all clients."""

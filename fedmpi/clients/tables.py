@@ -15,7 +15,7 @@ SUFFIXES = (".parquet", ".npz", ".csv")
 
 
 def read_columns(file: str, needed: Sequence[str], offered: Sequence[str] = ()) -> dict[str, Floats]:
-    """Return columns of a file by name, float64 (r,) each: the needed ones, and those of the offered that it has."""
+    """Return the needed columns of a file, and the offered ones that it has, by name, float64 (r,) each."""
     path = Path(file)
     if path.suffix.lower() not in SUFFIXES:
         raise UserError(f"{file} is no table: its name must end in one of {', '.join(SUFFIXES)}")

@@ -19,7 +19,7 @@ class Evenness:
     """Fairness of the counts u of uses of n units; all are 0 before anything was used."""
 
     used: float  # Share of the units used at least once
-    effective: float  # (Σ u)² / (n · Σ u²), the effective sample size (Kish 1965) as a share: 1 if all are used alike
+    effective: float  # (Σ u)² / (n · Σ u²), the effective sample size (Kish 1965) as a share: 1 if all are used equally
     gini: float  # Gini coefficient: 0 if all are used equally often
 
 
@@ -62,7 +62,7 @@ class Usage:
 
 
 def spread_over_clients(values: Floats, weights: Floats, best: str = "largest") -> dict[str, float]:
-    """Return the distribution of values v (K,) over clients with n (K,) samples; `best` says which values are good.
+    """Return the distribution of values v (K,) over clients with n (K,) samples; `best` is "largest" or "smallest".
 
     "mean"; "weighted": Σ n v / Σ n; "std": √(Σ (v − mean)² / K); "worst10", "best10": means of the ⌈K/10⌉ worst and of
     the ⌈K/10⌉ best (Li et al. 2020, q-FFL, Table 1); "jain": (Σ v)² / (K Σ v²) of Jain et al. 1984, 1 if all are equal

@@ -149,7 +149,7 @@ def trial_inputs(description: DataDescription, rows: int, generator: np.random.G
 
 
 def refuse_others(what: str, dataset: Any) -> None:
-    """Reject what is no map-style dataset."""
+    """Reject objects that are not map-style datasets."""
     if isinstance(dataset, Mapping) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise UserError(
             f"{what} is a {type(dataset).__name__}. Give a dataset with a length and samples by number, such as one "
