@@ -78,9 +78,8 @@ def open_digits(options: DigitsOptions) -> ShardStore:
     x, y, *test = load_digits_split()
     # The schema scales uint8 by 1 / 255; mean and std are on that scale though pixels end at 16.
     mean, std = (round(float(value), 6) for value in ((x / 255.0).mean(), (x / 255.0).std()))
-    store = assigned(
-        ClientArrays(x, y, np.zeros(len(y), int), test=test, mean=mean, std=std, name=DIGITS), options
-    ).store
+    arrays = ClientArrays(x, y, np.zeros(len(y), np.int64), test=test, mean=mean, std=std, name=DIGITS)
+    store = assigned(arrays, options).store
     store.manifest = replace(
         store.manifest,
         partition=options.partition,
