@@ -32,10 +32,6 @@ COUNTING: dict[str, Any] = {"model": "tests.reference.networks:cumulative_norm",
 FLYING: dict[str, Any] = {"topology": "async", "topology.in_flight": 6, "topology.buffer": 3}
 
 
-def parameters(run: fedmpi.Run) -> torch.Tensor:
-    return torch.nn.utils.parameters_to_vector(run.model.parameters())
-
-
 @pytest.mark.parametrize("average", ["updates", "models"])
 @pytest.mark.parametrize(
     "local",

@@ -29,11 +29,10 @@ def test_a_run_that_needs_no_strata_waits_neither_for_scikit_learn_nor_for_torch
 def test_the_default_is_twenty_mildly_heterogeneous_clients_always_the_same() -> None:
     first, second = open_store("digits"), open_store("digits")
     assert first.clients == 20 and first.samples == 1442 and first.sizes.min() > 0 and np.ptp(first.sizes) > 0
-    np.testing.assert_array_equal(first.rows(np.arange(1442))[0], second.rows(np.arange(1442))[0])
+    x, y = first.rows(np.arange(1442))
+    np.testing.assert_array_equal(x, second.rows(np.arange(1442))[0])
     labels = {image.tobytes(): label for image, label in zip(*load_digits_split()[:2], strict=True)}
-    assert [labels[image.tobytes()] for image in first.rows(np.arange(1442))[0]] == first.rows(np.arange(1442))[
-        1
-    ].tolist()
+    assert [labels[image.tobytes()] for image in x] == y.tolist()
 
 
 def test_options_are_read_from_the_name_and_the_mapping() -> None:

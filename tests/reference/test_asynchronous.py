@@ -70,14 +70,8 @@ class Plain:
         for k in (idle[i] for i in chosen):
             times = 4 * values / 4e6, 2 * self.people.sizes[k] / self.speed[k], 4 * values / 1e6
             late, failed = sum(times) > self.deadline, fate[k] < rate
-            row = (
-                self.clock + min(sum(times), self.deadline),
-                self.started,
-                k,
-                self.step,
-                self.repeats[k],
-                late | failed,
-            )
+            end = self.clock + min(sum(times), self.deadline)
+            row = end, self.started, k, self.step, self.repeats[k], late | failed
             left = min(sum(times[: 2 if failed else 3]), self.deadline)
             for part, watts in zip(times, (1, 3, 1), strict=True):
                 self.joules[self.step] += watts * min(part, left)
