@@ -21,15 +21,16 @@ class Evenness:
     used: float  # Share of the units used at least once
     effective: float  # (Σ u)² / (n · Σ u²), the effective sample size (Kish 1965) as a share: 1 if all are used equally
     gini: float  # Gini coefficient: 0 if all are used equally often
+    largest: int  # Most frequent use of a unit
 
 
 def evenness(usage: Ints) -> Evenness:
     """Return the fairness of usage counts."""
     total = float(usage.sum())
     if total == 0:
-        return Evenness(0.0, 0.0, 0.0)
+        return Evenness(0.0, 0.0, 0.0, 0)
     effective = total**2 / (len(usage) * float((usage.astype(np.float64) ** 2).sum()))
-    return Evenness(float((usage > 0).mean()), effective, gini(usage))
+    return Evenness(float((usage > 0).mean()), effective, gini(usage), int(usage.max()))
 
 
 def gini(values: Ints) -> float:
