@@ -19,21 +19,16 @@ import pytest
 
 import fedmpi
 from fedmpi.report.page import write_report
+from tests.report.test_report import SMALL as THREE_ROUNDS
+from tests.report.test_report import STRATA
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: see .ci/browser")
 pytest.importorskip("vl_convert", reason="the extra `report` is not installed")
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: apt-get install chromium")
 
-SMALL: dict[str, Any] = {
-    "rounds": 4,
-    "logging.participants": True,
-    "logging.tensorboard": False,
-    "cluster.threads": 1,
-    "checkpoint.every": 0,
-}
+SMALL = THREE_ROUNDS | {"rounds": 4}
 VIEWED = {"evaluation.clients": "all", "evaluation.fine_tune": 1, "evaluation.clients_every": 2}
-STRATA = {"clients.sampler.strata": 4, "clients.count": 5}
 MEDIATORS = {"clients.count": 10, "topology.clients_per_mediator": 5}
 DESK, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 
